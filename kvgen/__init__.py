@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from kvgen.spec import presets
     from kvgen.spec.cache import Continuous, Latent, Paged
     from kvgen.spec.cache_fields import Layout
+    from kvgen.spec.interleave import Interleave
     from kvgen.spec.kernel_set import KernelSet
     from kvgen.spec.keys import Keys
     from kvgen.spec.mask import Mask
     from kvgen.spec.model import (
+        Compressed,
+        Indexer,
         Kind,
         LinearScaling,
         Llama3Scaling,
@@ -48,7 +51,20 @@ _HOME = {
     "Layout": "kvgen.spec.cache_fields",
     **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
     **dict.fromkeys(
-        ("Kind", "LinearScaling", "Llama3Scaling", "LongRopeScaling", "Mla", "Model", "Rope", "YarnScaling"),
+        (
+            *(
+                "Compressed",
+                "Indexer",
+                "Kind",
+                "LinearScaling",
+                "Llama3Scaling",
+                "LongRopeScaling",
+                "Mla",
+                "Model",
+                "Rope",
+            ),
+            "YarnScaling",
+        ),
         "kvgen.spec.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
@@ -58,6 +74,7 @@ _HOME = {
     "Mask": "kvgen.spec.mask",
     "Ragged": "kvgen.spec.ragged",
     **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
+    "Interleave": "kvgen.spec.interleave",
     "PositionScale": "kvgen.spec.position_scale",
     "Score": "kvgen.spec.score",
     "State": "kvgen.spec.state",
@@ -71,11 +88,14 @@ _HOME = {
 __all__ = [
     "CSR",
     "Block",
+    "Compressed",
     "Continuous",
     "Dense",
     "ErrorWord",
     "FaultError",
+    "Indexer",
     "Indirect",
+    "Interleave",
     "KernelSet",
     "Keys",
     "Kind",

@@ -11,6 +11,7 @@ kernels = KernelSet(
         ops.Append(rope=Rope(style="neox", theta=1_000_000.0), q_norm=RmsNorm(), k_norm=RmsNorm(), q_out="e4m3"),
         ops.Extend(q_dtype="e4m3", out_dtype="e4m3"),
         ops.AttentionOutput(block=128, recipe="amax"),
+        ops.MoveTokens(),
         ops.NormCache(),
         ops.RotateCache(rope=Rope(style="neox", theta=1_000_000.0)),
         ops.StoreScales(),

@@ -24,12 +24,14 @@ from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
+from kvgen.lowering.attention.mla_pairs import MlaPairsContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext, StatesContext
 from kvgen.lowering.launcher_module import LauncherContext
+from kvgen.lowering.pooled_tokens import PoolTokensContext
 from kvgen.lowering.row_kernel import AppendContext, AppendQContext, NormCacheContext, RotateCacheContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.paths import templates_root
@@ -56,6 +58,7 @@ CONTEXTS: dict[str, type] = {
     "ops/append_q.cu.j2": AppendQContext,
     "ops/norm_cache.cu.j2": NormCacheContext,
     "ops/rotate_cache.cu.j2": RotateCacheContext,
+    "ops/pool_tokens.cu.j2": PoolTokensContext,
     "ops/decode.cu.j2": TensorContext,
     "ops/decode_simt.cu.j2": SimtContext,
     "ops/decode_plan.cu.j2": PlanContext,
@@ -65,6 +68,7 @@ CONTEXTS: dict[str, type] = {
     "ops/extend_wgmma.cu.j2": ExtendWgmmaContext,
     "ops/mla_decode.cu.j2": MlaDecodeContext,
     "ops/mla_decode_lists.cu.j2": MlaListsContext,
+    "ops/mla_decode_pairs.cu.j2": MlaPairsContext,
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
     "cache/cache.cuh.j2": CacheContext,
     "cache/states.cuh.j2": StatesContext,
@@ -149,7 +153,10 @@ def test_the_tables_have_the_same_macros(tables: list[str], users: tuple[str, ..
 
 # Held to the rules of pages that are read alone: a tag guards whole lines, but in comments; the kernels of a step's rows.
 PAGES = (
-    *(f"ops/{name}.cu.j2" for name in ("append", "norm_cache", "rotate_cache", "lora_add", "rows_add", "store_scales")),
+    *(
+        f"ops/{name}.cu.j2"
+        for name in ("append", "norm_cache", "pool_tokens", "rotate_cache", "lora_add", "rows_add", "store_scales")
+    ),
     "places/rows.j2",
 )
 
@@ -166,7 +173,7 @@ def test_a_tag_guards_whole_lines(template: str) -> None:
 
 def test_kernels_of_rows_name_what_they_call_with(generated: dict[str, File]) -> None:
     """At most three template arguments at a call, and barriers as statements of their own that say what is complete."""
-    names = re.compile(r"/(append\w*|norm_cache|rotate_cache|lora_add|rows_add|store_scales)\.cu$")
+    names = re.compile(r"/(append\w*|norm_cache|pool\w*|rotate_cache|lora_add|rows_add|store_scales)\.cu$")
     kernels = {path: file.text for path, file in generated.items() if names.search(path)}
     assert len(kernels) > 50
     for path, text in kernels.items():

@@ -165,6 +165,10 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
     totals, new = np.array(scene.workload.totals), np.array(scene.workload.new)
     if name == "row_offsets":
         array[...] = begins
+    elif name == "row_begins":
+        array[...] = begins[:-1]
+    elif name == "row_counts":
+        array[...] = np.diff(begins)
     elif name == "starts":
         array[...] = [scene.entries(total) - scene.alive(b) for b, total in enumerate(scene.workload.totals)]
     elif name == "valid_lengths":

@@ -10,6 +10,7 @@ from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
+from kvgen.lowering.attention.mla_pairs import MlaPairsContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
@@ -48,6 +49,10 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
     if isinstance(context, MlaListsContext):
         nbytes = context.shape.tokens * sum(map(_bytes, _latent(kernels)))
         return Tile(context.shape.tokens, plan.threads // 32, context.d.tiles, nbytes)
+    if isinstance(context, MlaPairsContext):
+        shape = context.shape
+        tokens = shape.pairs * shape.tokens
+        return Tile(tokens, plan.threads // 32, 1, tokens * (shape.row_bytes + shape.scale_bytes * shape.scales_apart))
     if isinstance(context, MlaWgmmaContext):
         return Tile(
             context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))

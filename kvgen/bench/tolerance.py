@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvgen.reference import Place, Rows
 from kvgen.reference.append import Changed
 from kvgen.reference.elements import Elements
-from kvgen.reference.quant import LARGEST, values
+from kvgen.reference.quant import LARGEST, norms, values
 from kvgen.reference.rounding import ulp
 from kvgen.reference.segments import Coded, Part, Plain
 
@@ -69,22 +69,46 @@ def _compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: 
         got = part.read(place, token)
         found.meet(np.abs(got.astype(np.float64) - want), ulp(want, got.dtype) / 2 + lost)
         return
-    scale, _ = part._stored(part.scales.read(place.scales, token) if part.scales is not None else None)
+    scale, zero = part._stored(part.scales.read(place.scales, token) if part.scales is not None else None)
     if part.scales is not None:
         assert scale is not None
         _compare_scale(part, scale, want, lost, found)
     step = part._spread(scale)
     unit = np.ones(want.shape) if step is None else step.astype(np.float64)
     unit = unit * (1.0 if part.global_scale is None else part.global_scale)
+    if part.quant.codebook is not None:
+        return _compare_codebook(part, part.codes.read(place.page, token), unit, want, lost, found)
     codes = np.abs(values(part.codes.read(place.page, token), part.quant.codes.name))
     if part.scales is None:  # nobody chose a scale for these rows: codes saturate
         most = unit * LARGEST[part.quant.codes.name]
         want = np.clip(want, -most, most)
     numbers = part.numbers(place, token)
     allowed = unit * _half_step(part.quant.dtype, codes) * _STEP + lost + np.abs(want) * _LOST + 1e-30
+    if (
+        part.quant.recipe == "min" and zero is not None and scale is not None
+    ):  # the ends of a block may lie past rounded ones
+        ends = (part._spread(x.astype(np.float64)) for x in (ulp(zero, zero.dtype), ulp(scale, scale.dtype)))
+        least, steps = (np.zeros(want.shape) if x is None else x for x in ends)
+        allowed = allowed + least / 2 + steps * LARGEST[part.quant.codes.name] / 2
     if part.quant.recipe == "max":  # values go through e4m3
         allowed = allowed + np.abs(numbers) * 2.0**-4
     found.meet(np.abs(numbers - want), allowed)
+
+
+def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, found: Distance) -> None:
+    """Codes whose values are the nearest: within half of the wider gap beside each, at the ends as far as numbers go."""
+    book = np.asarray(part.quant.codebook, np.float32).astype(np.float64)
+    numbers, gaps = book[codes], np.diff(book)
+    rounded = np.zeros(want.shape)
+    if part.quant.recipe == "unit":  # codes are of number / norm, of which the scale is the norm over that of the codes
+        of_codes = part._spread(norms(part._blocks_of(numbers[None].astype(np.float32))))
+        assert of_codes is not None
+        unit = unit * of_codes
+        rounded = np.abs(want) * 2.0**-8
+    half = np.maximum(np.append(gaps, gaps[-1]), np.append(gaps[0], gaps))[codes] / 2
+    inside = np.clip(want, unit * book[0], unit * book[-1])
+    allowed = unit * half * _STEP + lost + np.abs(want) * _LOST + rounded + 1e-30
+    found.meet(np.abs(numbers * unit - inside), allowed)
 
 
 def _compare_scale(part: Coded, scale: Raw, want: Raw, lost: Raw, found: Distance) -> None:

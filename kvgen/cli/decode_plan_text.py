@@ -13,6 +13,7 @@ from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
+from kvgen.lowering.attention.mla_pairs import MlaPairsContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -40,7 +41,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
     if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendSimtContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
-        context, TensorContext | SimtContext | MlaDecodeContext | MlaListsContext | MlaWgmmaContext
+        context, TensorContext | SimtContext | MlaDecodeContext | MlaListsContext | MlaPairsContext | MlaWgmmaContext
     ):
         return None
     d = context.d
@@ -85,6 +86,14 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         tile = tile_of(kernels, plan)
         assert tile is not None
         cols, most, nbytes = context.shape.cols, 1, int(tile.nbytes) // tokens
+        if isinstance(op, MlaDecode):
+            found["why"] += f"; not as they are stored: {op.hindrance(kernels)}"
+    elif isinstance(context, MlaPairsContext):
+        pairs = context.shape
+        found["why"] = f"codes as they are stored, half of {context.head_dim} dims a warp; tokens on M"
+        teams, warps, tokens, stages = pairs.pairs, 2, pairs.tokens, pairs.stages
+        cols, most, nbytes = pairs.cols, 1, pairs.row_bytes + pairs.scale_bytes * pairs.scales_apart
+        held = 2  # one is worked on, one has landed
     else:
         teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
         cols, most, nbytes = context.cols, context.blocks_per_sm, context.heads * (context.k_bytes + context.v_bytes)

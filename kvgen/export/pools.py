@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -165,23 +166,26 @@ def _size(axis: int | str) -> Expr:
 
 
 def contiguous(tensor: PoolTensor) -> dict[str, Expr] | None:
-    """The strides of a contiguous tensor, by axis; None where the layout's own are others, or its pages are aligned further
-    apart."""
+    """The strides of a contiguous tensor, by axis, with pages as far apart as they are aligned; None where the layout's own are
+    others."""
     dense: Expr = const(1)
     found: dict[str, Expr] = {}
     for axis, size, fixed in reversed(list(zip(tensor.axes, tensor.shape, tensor.strides, strict=True))):
         if fixed is not None and size != 1 and const(fixed) != dense:
             return None
-        if axis == "page" and tensor.page_align > 1 and not _is_multiple(tensor, dense):
-            return None
+        if axis == "page" and tensor.page_align > 1:
+            if not isinstance(dense, Const):
+                return None
+            dense = const(_aligned(tensor, dense.value))
         found[axis] = dense  # of an axis that is split, the outermost part's
         dense = dense * _size(size)
     return found
 
 
-def _is_multiple(tensor: PoolTensor, step: Expr) -> bool:
-    """Whether so many elements are surely as many bytes as pages are aligned to."""
-    return isinstance(step, Const) and step.value * dtype(tensor.dtypes[0]).bytes % tensor.page_align == 0
+def _aligned(tensor: PoolTensor, elements: int) -> int:
+    """So many elements, or more, that are as many bytes as pages are aligned to."""
+    unit = tensor.page_align // math.gcd(tensor.page_align, dtype(tensor.dtypes[0]).bytes)
+    return -(-elements // unit) * unit
 
 
 def _fillings(cache: AnyCache, fields: Sequence[Field], where: str) -> tuple[Filling, ...]:
@@ -227,9 +231,16 @@ def _fillings(cache: AnyCache, fields: Sequence[Field], where: str) -> tuple[Fil
 
 def _pool(cache: AnyCache, tensor: PoolTensor) -> Tensor:
     shape = ", ".join(str(n) for n in tensor.shape)
-    doc = f"{' or '.join(tensor.dtypes)}[{shape}] ({tensor.text}), contiguous, at a multiple of {tensor.align} bytes"
+    doc = f"{' or '.join(tensor.dtypes)}[{shape}] ({tensor.text}), {_apart(tensor)}, at a multiple of {tensor.align} bytes"
     doc += "; only read." if tensor.given else "."
     return Tensor(tensor.name, _element(cache, tensor).c, comment(doc, 2))
+
+
+def _apart(tensor: PoolTensor) -> str:
+    """How far apart its elements lie."""
+    strides, size = contiguous(tensor), dtype(tensor.dtypes[0]).bytes
+    page = strides["page"] if strides is not None and tensor.page_align > 1 else None
+    return f"contiguous but for pages, {page.value * size} bytes apart" if isinstance(page, Const) else "contiguous"
 
 
 def _element(cache: AnyCache, tensor: PoolTensor) -> DType:

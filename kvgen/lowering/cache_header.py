@@ -9,7 +9,7 @@ from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, Scales
 from kvgen.lowering.lowered import LoweredCache, lower, lower_pages
 from kvgen.lowering.page_runs import page_runs
-from kvgen.lowering.segments import ScaleContext, SegmentContext
+from kvgen.lowering.segments import BookContext, ScaleContext, SegmentContext, books
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.cache import Cache
 
@@ -61,6 +61,7 @@ class CacheContext:
     heads: int
     bases: tuple[BaseContext, ...]
     segments: tuple[SegmentContext, ...]
+    books: tuple[BookContext, ...]
     roles: tuple[RoleContext, ...]
     has_v: bool
     is_mla: bool
@@ -183,6 +184,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         heads=cache.kv_heads,
         bases=tuple(BaseContext(b.name, b.element.c, id_of(b)) for b in storage.bases),
         segments=lowered.segments,
+        books=books(cache),
         roles=roles(lowered),
         has_v="v" in storage.roles,
         is_mla=cache.stores == "k",

@@ -55,15 +55,23 @@ def check_slots(op: str, cache: Cache) -> None:
         raise ValueError(f"rows: got 'slots' for {op} with {which}; a slot names one place; use 'ragged'")
 
 
-def place_params(rows: RowsBy, index: DType, *, begins: str, starts: str) -> tuple[Array, ...]:
-    """The arrays that say which token each row is: `slots`, or `row_offsets`; `starts` comes behind the rows."""
+def place_params(
+    rows: RowsBy | Literal["runs"], index: DType, *, begins: str, starts: str
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """The arrays that say which token each row is, in front of the rows: `slots`, `row_offsets`, or begins and counts of runs;
+    and `starts`, behind them."""
     if rows == "slots":
         doc = "place of each row's token, or -1 to skip it"
-        return (Array("slots", index.name, ("T",), untrusted=True, doc=doc, field="index_dtype", c_name="row_slots"),)
-    return (
-        Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=begins, field="index_dtype"),
-        Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=starts, field="index_dtype"),
-    )
+        slots = Array("slots", index.name, ("T",), untrusted=True, doc=doc, field="index_dtype", c_name="row_slots")
+        return (slots,), ()
+    found = [Array("row_offsets", index.name, ("B+1",), untrusted=True, doc=begins, field="index_dtype")]
+    if rows == "runs":
+        found = [
+            Array("row_begins", index.name, ("B",), untrusted=True, doc=f"{begins}, ascending", field="index_dtype"),
+            Array("row_counts", index.name, ("B",), untrusted=True, doc="rows of each request", field="index_dtype"),
+        ]
+    first = Array("starts", index.name, ("B",), optional=True, untrusted=True, doc=starts, field="index_dtype")
+    return tuple(found), (first,)
 
 
 def of_all_layers(arrays: Sequence[Array]) -> tuple[Array, ...]:

@@ -21,7 +21,8 @@ class NewRows:
 
     `rows` says how the call names them: "ragged" by `row_offsets[B + 1]`, "padded" by `valid_lengths[B]`, "slots" one by one;
     `index_dtype` is that array's type (None: that of lengths, of slots i64). Rows of the roles `stored` come from the cache and
-    go back to it, and the other role is left alone; else the call brings all. `inputs` says in which arrays: q, k and v
+    go back to it, and the other role is left alone; with `tiled` the kernel has made K's rows itself, one a block or `tiled` of
+    them, in k_tile; else the call brings all. `inputs` says in which arrays: q, k and v
     "separate", one of "qkv", a latent row's "parts", or "q" alone, and nothing is stored. In this order, each where it is asked
     for: `bias`, the norms, `rope` (`local`: with the base of local layers), by `angles` that are computed or brought in
     `angles_dtype`, at `positions` of `sections` in their order; with `norm_order` "after", the norms of q and k follow RoPE; then
@@ -34,6 +35,7 @@ class NewRows:
     rows: RowsForm = "ragged"
     index_dtype: str | None = None
     stored: tuple[str, ...] = ()
+    tiled: int = 0
     inputs: Literal["separate", "qkv", "parts", "q"] = "separate"
     bias: bool = False
     q_norm: Norm | None = None

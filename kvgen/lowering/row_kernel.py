@@ -135,7 +135,7 @@ _CONTEXTS: Final[dict[str, type[RowsContext] | type[AppendQContext]]] = {
 }
 
 
-def _lines(params: tuple[str, ...]) -> tuple[str, ...]:
+def parameter_lines(params: tuple[str, ...]) -> tuple[str, ...]:
     """Declarations, as many a line as fit; a comma ends all but the last."""
     found = [""]
     for i, text in enumerate(params):
@@ -166,27 +166,32 @@ def _resident(parts: RowParts) -> int:
     return 5 if layer or v_blocks or parts.new.q_alone else 6
 
 
+def rope_contexts(new: NewRows, parts: RowParts) -> tuple[RopeContext, ...]:
+    """The angles of these rows, if they turn."""
+    if new.rope is None:
+        return ()
+    return (
+        rope_context(
+            new.rope,
+            parts.rotary_dim,
+            head_dim=parts.cache.head_dim,
+            local=new.local,
+            table=parts.table is not None,
+            form=new.angles,
+            given=new.positions == "given",
+            sections=new.sections,
+            order=new.sections_order,
+            head=next(p.head for p in parts.parts if p.rotary_dim),
+            rate=1 if new.q_alone else parts.cache.entry_tokens,
+        ),
+    )
+
+
 def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> KernelPlan:
     """The kernel of `template` that stores these rows; `title` says what it does, after its name."""
     cache, rope = kernels.kv, new.rope
     parts = RowParts(new, kernels, THREADS)
-    angles: tuple[RopeContext, ...] = ()
-    if rope is not None:
-        angles = (
-            rope_context(
-                rope,
-                parts.rotary_dim,
-                head_dim=cache.head_dim,
-                local=new.local,
-                table=parts.table is not None,
-                form=new.angles,
-                given=new.positions == "given",
-                sections=new.sections,
-                order=new.sections_order,
-                head=next(p.head for p in parts.parts if p.rotary_dim),
-                rate=1 if new.q_alone else cache.entry_tokens,
-            ),
-        )
+    angles = rope_contexts(new, parts)
     scale, given = new.position_scale, new.positions == "given"
     scales = () if scale is None else (position_scale_context(scale, given=given, checked=rope is not None),)
     checked = (
@@ -214,7 +219,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     known: dict[str, Any] = dict(
         entry=entry_name(kernels, new.name),
         title=title,
-        params=_lines(tuple(p.declaration for p in params)),
+        params=parameter_lines(tuple(p.declaration for p in params)),
         headers=tuple(name for name, used in headers.items() if used),
         threads=THREADS,
         rows=parts.blocks.rows,

@@ -21,7 +21,7 @@ from kvgen.lowering.rope_norm import (
     width_of,
 )
 from kvgen.lowering.row_runs import row_params
-from kvgen.lowering.row_tiling import WriteContext, divide, divide_q, values_by_token, write
+from kvgen.lowering.row_tiling import Blocks, WriteContext, divide, divide_q, values_by_token, write
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.kernel_set import KernelSet
@@ -65,7 +65,9 @@ class RowParts:
         whole = any(norm is not None and norm.whole_row for norm in self.norms.values())
         tiles: dict[str, int] = {role: 4 for role in cache.roles if self._may_wait(role)}
         self.threads = threads
-        if new.q_alone:
+        if new.tiled:
+            self.blocks = Blocks(new.tiled, cache.kv_heads, 1)
+        elif new.q_alone:
             self.blocks = divide_q(cache.kv_heads, threads, q_vectors=q_vectors, row_bytes=4 * self.rotary_dim)
         else:
             self.blocks = divide(
@@ -131,6 +133,9 @@ class RowParts:
         new = self.new
         found = []
         for role in (*(("q",) if new.takes_q else ()), *self.roles):
+            if new.tiled:
+                found += self._tiled_parts()
+                continue
             if role in self.stored:
                 found += [p for p in (self._part(role, part) for part in self._slices(role)) if self._changes(p)]
                 continue
@@ -141,6 +146,16 @@ class RowParts:
             if changed or staged:
                 found += [self._part(role, part) for part in self._slices(role)]
         return tuple(found)
+
+    def _tiled_parts(self) -> list[PartContext]:
+        """Parts of rows that wait in k_tile: those that change, and those that are stored from registers with one that does."""
+        parts = [self._part("k", part) for part in self._slices("k")]
+        direct = {p.struct for p in parts if self._is_turned(p) and not p.tile}
+        return [p for p in parts if self._is_turned(p) or p.struct in direct]
+
+    def _is_turned(self, part: PartContext) -> bool:
+        """Whether RoPE or a transform makes other values of a part."""
+        return part.rotary_dim > 0 or part.head.hadamard != ""
 
     def _is_changed(self, role: str) -> bool:
         """Whether a role's rows are another thing when they are stored than the caller's."""
@@ -199,7 +214,7 @@ class RowParts:
                 hadamard=decimal(part.dim**-0.5) if transformed else "",
                 bits=transformed,
             ),
-            given=f"{part.name}_in" if apart else f"{role}_in",
+            given="k_tile" if self.new.tiled else f"{part.name}_in" if apart else f"{role}_in",
             row=part.dim if apart else self._row(role),
             count="kQHeads" if role == "q" else "kHeads",
             heads=heads,
@@ -233,7 +248,7 @@ class RowParts:
     def _writes(self) -> tuple[tuple[WriteContext, ...], tuple[TileContext, ...]]:
         """Segments that are copied from the caller's rows or from shared memory, and that memory."""
         written: list[WriteContext] = []
-        tiled = {p.role for p in self.parts if p.tile}
+        tiled = {"k"} if self.new.tiled else {p.role for p in self.parts if p.tile}
         direct = {p.struct for p in self.parts if not p.out and not p.tile}
         for segment in self.lowered.segments:
             if segment.role not in self.roles or (self.stored and not self._is_tiled(segment)):
@@ -305,7 +320,7 @@ class RowParts:
             shape = (self.kernels.q_heads, self.q_dim)
             field = "head_dim" if new.q_dim is None else f"ops.{new.name}.q_dim"
             found.append(self._param("q", "new q rows", shape, ("q_heads", field), widest["q"]))
-        for row in () if self.stored or new.q_alone else row_params(self.lowered, "", "new {} rows"):
+        for row in () if self.stored or new.tiled or new.q_alone else row_params(self.lowered, "", "new {} rows"):
             if row.name == "k" and new.inputs == "parts":
                 for part in self._slices("k"):
                     name = "k_latent" if part.name == "k" else part.name
@@ -416,6 +431,8 @@ class RowParts:
 
     def _inputs(self) -> tuple[InputContext, ...]:
         """The caller's rows, those of parts first."""
+        if self.new.tiled:
+            return ()
         found = {}
         tiled = {t.role for t in self.tiles}
         apart = self.new.inputs == "parts"

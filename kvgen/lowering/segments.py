@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from struct import pack, unpack
 from typing import Final
 
 from kvgen.expr.score_c import float_literal
-from kvgen.layout.dtypes import dtype
+from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import Quantization, Scales, Segment
 from kvgen.lowering.offsets import OffsetContext, offset_context
 from kvgen.spec.cache import Cache
@@ -16,7 +18,15 @@ from kvgen.spec.cache import Cache
 HELD_CHUNKS: Final = 8
 UNROLLED: Final = 4
 STRUCTS: Final = {"k": "Key", "v": "Value"}
-_RECIPES: Final = {"amax": "amax", "pow2": "pow2", "min": "least", "max": "nvfp4_max", "global": "nvfp4_global"}
+_RECIPES: Final = {
+    "amax": "amax",
+    "pow2": "pow2",
+    "min": "least",
+    "norm": "norm",
+    "unit": "unit",
+    "max": "nvfp4_max",
+    "global": "nvfp4_global",
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,17 @@ class ScaleContext:
 
 
 @dataclass(frozen=True)
+class BookContext:
+    """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude."""
+
+    struct: str
+    title: str
+    values: tuple[str, ...]
+    middles: tuple[str, ...]
+    largest: str
+
+
+@dataclass(frozen=True)
 class SegmentContext:
     """A segment: its struct in cache.cuh, and the vectors in which rows of `value` are copied to and from it.
 
@@ -126,6 +147,31 @@ class SegmentContext:
     def vectors(self) -> int:
         """Vectors of `width` a token has."""
         return self.heads * self.size // self.width
+
+
+def books(cache: Cache) -> tuple[BookContext, ...]:
+    """The codebooks of a cache."""
+    found = []
+    for context in segments(cache):
+        quant = cache.quants[context.role]
+        if quant is not None and quant.codebook is not None and not context.begin:
+            values = [_single(v) for v in quant.codebook]
+            middles = [_single(_single(a + b) / 2) for a, b in pairwise(values)]
+            largest = max(map(abs, values))
+            codes, between = (tuple(map(float_literal, v)) for v in (values, middles))
+            found.append(BookContext(context.struct, context.title, codes, between, float_literal(largest)))
+    return tuple(found)
+
+
+def _single(x: float) -> float:
+    """The f32 nearest to x."""
+    found: float = unpack("f", pack("f", x))[0]
+    return found
+
+
+def _element(element: DType, quant: Quantization | None, name: str) -> str:
+    """The C type of a segment's elements."""
+    return f"Coded<{element.c}, {name}Book>" if quant is not None and quant.codebook is not None else element.c
 
 
 def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
@@ -191,12 +237,13 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
         for segment in parts:
             region = segment.region
             element, offset = region.dtype, region.offset()
-            cast, start = _start(cache, segment.base, element.c, region.byte_offset)
+            part = "Rope" if segment.begin else ""
+            kind = _element(element, segment.quant, STRUCTS[role] + part)
+            cast, start = _start(cache, segment.base, kind, region.byte_offset)
             width = min(segment.vector, 16 // value.bytes)
             # A row of the caller's has its parts side by side: each begins with a whole access.
             while len(parts) > 1 and (segment.begin % width or row % width):
                 width //= 2
-            part = "Rope" if segment.begin else ""
             found.append(
                 SegmentContext(
                     struct=STRUCTS[role] + part,
@@ -207,7 +254,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
                     row=row,
                     heads=cache.kv_heads,
                     value=value.c,
-                    element=element.c,
+                    element=kind,
                     axes=region.text,
                     pointer=segment.base,
                     cast=cast,

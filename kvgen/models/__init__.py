@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from kvgen.errors import ConfigError, SpecError, ToolError
 from kvgen.json_file import parse_object, read_object, shown
+from kvgen.models.compressed_text import compressed_source
 from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.family import Family
 from kvgen.models.fields import Fields
@@ -112,12 +113,19 @@ def spec_text(
             raise ConfigError(f"--as: got {shown(architecture)}; no reader for it{found_near}")
         config = {**config, "architectures": [architecture]}
     found = shard(facts(config), serving.tp)
-    how = stored_by_kind(Fields(config), found, kv_dtype)
+    compressed = any(kind.compressed is not None for kind in found.cached)
+    if compressed and kv_dtype != AUTO:
+        raise ConfigError(
+            f"--kv-dtype: got {shown(kv_dtype)}; how {found.model.architecture}'s rows are stored is the engine's record; say it "
+            "with --preset"
+        )
+    how = {} if compressed else stored_by_kind(Fields(config), found, kv_dtype)
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
     options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
+    said: dict[str, Any] = {"source": source, "options": options, "arch": arch, "name": name or _name(found)}
     try:
-        text = spec_source(found, how, serving, source=source, options=options, arch=arch, name=name or _name(found))
+        text = compressed_source(found, serving, **said) if compressed else spec_source(found, how, serving, **said)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
     if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH or found.model.kinds or _new(found):

@@ -239,7 +239,7 @@ def _facts(index: int, entries: Compressed | None, sizes: _Sizes, *, q_norm: boo
         sinks=True,
         rope=sizes.plain if entries is None else sizes.turned,
         q_norm=Norm(sizes.dim, sizes.eps, weight=False) if q_norm else None,
-        k_norm=Norm(sizes.dim, sizes.eps),
+        k_norm=Norm(sizes.dim, sizes.eps, multiply="before"),
         compressed=entries,
     )
 

@@ -37,11 +37,6 @@ FEATURES: Final = (
         "ops.MlaDecode has neither",
         lambda layer: layer.mla is not None and (layer.window is not None or layer.sinks),
     ),
-    Feature(
-        "rows of a window that are key and value at once, and entries of several tokens beside them",
-        "no set is written for them yet",
-        lambda layer: layer.compressed is not None,
-    ),
 )
 
 

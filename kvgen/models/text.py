@@ -111,19 +111,19 @@ def spec_source(
     if len(line) > LINE:
         names = [*sorted({"KernelSet", *used}), "ops", *presets]
         line = "from kvgen import (\n" + "".join(f"{INDENT}{one},\n" for one in names) + ")"
-    command = " ".join([f"kvgen init --from {_harmless(source)}", *options])
+    command = " ".join([f"kvgen init --from {harmless(source)}", *options])
     said = _also(prompts, name) + "".join(f"{note}\n" for note in _wrapped(facts.notes))
     head = (
         f'"""{_headline(facts, sets, serving)}\n\n{_how(facts, sets)}{said}Written by `{command}`.\n"""\n\n{line}\n\n'
     )
     if prompts is not None:
         named = Group("KernelSet(", [("name=", literal(name)), *bodies[0].items], ")")
-        return f"{head}kernels = {_broken(Group('[', [('', named), ('', prompts)], ']'), 0)}\n"
+        return f"{head}kernels = {broken(Group('[', [('', named), ('', prompts)], ']'), 0)}\n"
     if not several:
-        return f"{head}kernels = {_broken(bodies[0], 0)}\n"
+        return f"{head}kernels = {broken(bodies[0], 0)}\n"
     model = Group("model = Model(", call(facts.model).items, ")")
     listed = Group("[", [("", body) for body in bodies], "]")
-    return f"{head}{_broken(model, 0)}\n\nkernels = {_broken(listed, 0)}\n"
+    return f"{head}{broken(model, 0)}\n\nkernels = {broken(listed, 0)}\n"
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:
@@ -445,7 +445,7 @@ def _how(facts: Checkpoint, sets: Sequence[_Set]) -> str:
     return "".join(lines)
 
 
-def _harmless(source: str) -> str:
+def harmless(source: str) -> str:
     """A path or name for the docstring: letters, digits and ._-/@+ stay; the end is kept, for it names the file."""
     text = re.sub(r"[^A-Za-z0-9._/@+-]", "_", source)
     return text if len(text) <= SOURCE_LENGTH else "..." + text[3 - SOURCE_LENGTH :]
@@ -488,13 +488,13 @@ def literal(value: object) -> Atom | Group:
     raise ConfigError(f"spec: got a {type(value).__name__}; it has no place in a spec; valid: numbers, names, booleans")
 
 
-def _broken(group: Group, depth: int) -> str:
+def broken(group: Group, depth: int) -> str:
     """The group with an item a line, each on one line where that fits."""
     pad = INDENT * (depth + 1)
     lines = []
     for word, item in group.items:
         flat = item.text if isinstance(item, Atom) else item.flat
         if isinstance(item, Group) and len(pad) + len(word) + len(flat) + 1 > LINE:
-            flat = _broken(item, depth + 1)
+            flat = broken(item, depth + 1)
         lines.append(f"{pad}{word}{flat},\n")
     return f"{group.opening}\n{''.join(lines)}{INDENT * depth}{group.closing}"

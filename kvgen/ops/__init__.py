@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvgen.ops.advance import Advance as Advance
     from kvgen.ops.append import Append as Append
     from kvgen.ops.attention_output import AttentionOutput as AttentionOutput
+    from kvgen.ops.combine_lists import CombineLists as CombineLists
     from kvgen.ops.compact import Compact as Compact
     from kvgen.ops.convert import Convert as Convert
     from kvgen.ops.copy_pages import CopyPages as CopyPages
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
     from kvgen.ops.gather import Gather as Gather
     from kvgen.ops.gather_rows import GatherRows as GatherRows
     from kvgen.ops.gather_states import GatherStates as GatherStates
+    from kvgen.ops.indexer_query import IndexerQuery as IndexerQuery
     from kvgen.ops.indexer_scores import IndexerScores as IndexerScores
+    from kvgen.ops.list_keys import ListKeys as ListKeys
     from kvgen.ops.lora_add import LoraAdd as LoraAdd
     from kvgen.ops.merge_states import MergeStates as MergeStates
     from kvgen.ops.mla_decode import MlaDecode as MlaDecode
     from kvgen.ops.mla_decompress import MlaDecompress as MlaDecompress
     from kvgen.ops.mla_plan import MlaPlan as MlaPlan
+    from kvgen.ops.move_tokens import MoveTokens as MoveTokens
     from kvgen.ops.norm_cache import NormCache as NormCache
+    from kvgen.ops.pool_tokens import Pool as Pool
     from kvgen.ops.remap_indices import RemapIndices as RemapIndices
     from kvgen.ops.reorder import Reorder as Reorder
     from kvgen.ops.rotate_cache import RotateCache as RotateCache
@@ -57,6 +62,7 @@ _HOME = {
     "Advance": "kvgen.ops.advance",
     "Append": "kvgen.ops.append",
     "AttentionOutput": "kvgen.ops.attention_output",
+    "CombineLists": "kvgen.ops.combine_lists",
     "Compact": "kvgen.ops.compact",
     "Convert": "kvgen.ops.convert",
     "CopyPages": "kvgen.ops.copy_pages",
@@ -66,13 +72,17 @@ _HOME = {
     "Gather": "kvgen.ops.gather",
     "GatherRows": "kvgen.ops.gather_rows",
     "GatherStates": "kvgen.ops.gather_states",
+    "IndexerQuery": "kvgen.ops.indexer_query",
     "IndexerScores": "kvgen.ops.indexer_scores",
+    "ListKeys": "kvgen.ops.list_keys",
     "LoraAdd": "kvgen.ops.lora_add",
     "MergeStates": "kvgen.ops.merge_states",
     "MlaDecode": "kvgen.ops.mla_decode",
     "MlaDecompress": "kvgen.ops.mla_decompress",
     "MlaPlan": "kvgen.ops.mla_plan",
+    "MoveTokens": "kvgen.ops.move_tokens",
     "NormCache": "kvgen.ops.norm_cache",
+    "Pool": "kvgen.ops.pool_tokens",
     "RemapIndices": "kvgen.ops.remap_indices",
     "Reorder": "kvgen.ops.reorder",
     "RotateCache": "kvgen.ops.rotate_cache",

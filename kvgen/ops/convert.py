@@ -266,6 +266,8 @@ def _alike(mine: Segment, other: Segment, whole: tuple[int, int], *, same_scales
     a, b = mine.quant, other.quant
     if (a.dtype, a.zero, a.scale_dtype, a.recipe, a.scale) != (b.dtype, b.zero, b.scale_dtype, b.recipe, b.scale):
         return False
+    if a.codebook != b.codebook:
+        return False
     if mine.scales is None or other.scales is None:
         return mine.scales is other.scales
     mine_block, block = mine.scales.block, other.scales.block

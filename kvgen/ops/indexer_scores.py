@@ -43,9 +43,11 @@ class IndexerScoresContext:
     blocks: int
     heads: int
     rows: int
+    rate: int
     together: int
     row_bytes: int
     scaled: bool
+    packed: bool
     fill: bool
     new_in_length: bool
     shared: tuple[int, ...]
@@ -54,13 +56,18 @@ class IndexerScoresContext:
 class IndexerScores(Op):
     """Score every key of a request for each of its query rows: the sum over heads of `weights[t, h] * relu(q[t, h] . k[j])`.
 
-    q is `[T, q_heads, head_dim]` in the dtype of the cache's elements: codes e4m3 where K is quantized, whose scale a head is
-    part of `weights` f32 `[T, q_heads]`, as is what the model multiplies them with (head_dim ** -0.5 * q_heads ** -0.5). A
-    key's scale is the cache's. `logits` f32 `[T, N]` has room for the keys of the longest request; rows may lie any distance
-    apart. The best entries of a row are for a library (torch.topk, a radix select) to find, and ties are the caller's.
+    q is `[T, q_heads, head_dim]` in the dtype of the cache's elements: bf16, f16, or codes e4m3 where keys are, whose scale a
+    head is part of `weights` f32 `[T, q_heads]`. Where keys are e2m1 with an e8m0 scale for 32 dims (MXFP4), so is q: u8
+    `[T, q_heads, head_dim / 2]`, the even dim in the low nibble, and `q_scales` i32 `[T, q_heads]`, exponents + 127 of four
+    blocks, the first the lowest byte. `weights` have the model's factors too (head_dim ** -0.5 * q_heads ** -0.5); IndexerQuery
+    makes all that.
+
+    `logits` f32 `[T, N]` has room for the keys of the longest request; rows may lie any distance apart. The best entries of a
+    row are for a library (torch.topk, a radix select) to find, and ties are the caller's.
 
     Request b has q's rows from b * rows on, or with `row_offsets[B + 1]` its own, any number of them: prompts as well as
-    single tokens and drafts. Of n tokens, row i of r stands at token n - r + i and sees the keys up to there.
+    single tokens and drafts. Of n tokens, row i of r stands at token n - r + i and sees the keys up to there; in a cache with
+    a `rate`, those whose last token is among them.
 
     Work is divided on the device, by what lengths are now, among as many blocks as fit the GPU: no workspace, no plan, and
     a CUDA graph may have `logits` for the longest request there can be.
@@ -73,6 +80,7 @@ class IndexerScores(Op):
     """
 
     kind: ClassVar[str] = "indexer_scores"
+    at_rates: ClassVar[bool] = True
     rows: int = Field(default=1, ge=1, le=8)
     """Query rows that share one reading of their request's keys; without `row_offsets`, the rows of each request. Prompts are
     scored fastest with 128 / q_heads or more.
@@ -94,7 +102,7 @@ class IndexerScores(Op):
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, shape = kernels.kv, self._shape(kernels)
         element = cache.storage.roles["k"][0].region.dtype
-        params = self._params(kernels, cache, element)
+        params = self._params(kernels, cache, element, packed=shape.packed)
         entry = entry_name(kernels, self.name)
         context = IndexerScoresContext(
             entry=entry,
@@ -105,9 +113,11 @@ class IndexerScores(Op):
             blocks=BLOCKS,
             heads=kernels.q_heads,
             rows=self.rows,
+            rate=cache.entry_tokens,
             together=shape.together,
             row_bytes=shape.row_bytes,
             scaled=shape.scaled,
+            packed=shape.packed,
             fill=self.fill,
             new_in_length=new_in_length(kernels),
             shared=shape.members,
@@ -130,20 +140,29 @@ class IndexerScores(Op):
     def _shape(self, kernels: KernelSet) -> IndexerShape:
         return indexer_shape(kernels, self.rows)
 
-    def _params(self, kernels: KernelSet, cache: Cache, element: DType) -> tuple[Param, ...]:
+    def _params(self, kernels: KernelSet, cache: Cache, element: DType, *, packed: bool) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         heads = kernels.q_heads
+        scales = Array(
+            "q_scales",
+            "i32",
+            ("T", heads),
+            strided=True,
+            doc="scales of q's codes, four exponents + 127 a word",
+            fields=(None, "q_heads"),
+        )
         return (
             Array(
                 "q",
-                element.name,
-                ("T", heads, cache.head_dim),
+                "u8" if packed else element.name,
+                ("T", heads, cache.head_dim // 2 if packed else cache.head_dim),
                 align=16,
                 strided=True,
                 doc="query rows of the indexer, as K's elements are",
                 field="quant.dtype" if cache.quants["k"] is not None else "dtype",
                 fields=(None, "q_heads", "head_dim"),
             ),
+            *((scales,) if packed else ()),
             Array(
                 "weights",
                 "f32",
@@ -156,6 +175,7 @@ class IndexerScores(Op):
             Array("logits", "f32", ("T", "N"), access="out", align=4, strided=True, doc="scores of a request's keys"),
             row_offsets(dtype(self.index_dtype or cache.lengths_dtype).name),
             Size("q_stride", "i64", "q.stride"),
+            *((Size("q_scales_stride", "i64", "q_scales.stride"),) if packed else ()),
             Size("weights_stride", "i64", "weights.stride"),
             Size("logits_stride", "i64", "logits.stride"),
             Size("num_rows", "u32", "T"),

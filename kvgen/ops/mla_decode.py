@@ -22,6 +22,8 @@ from kvgen.lowering.attention.mla_lists import (
     list_sizes,
     lists_shape,
 )
+from kvgen.lowering.attention.mla_pairs import TEMPLATE as PAIRS
+from kvgen.lowering.attention.mla_pairs import MlaPairsContext, hindrance, pairs_shape
 from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
@@ -344,8 +346,35 @@ class MlaDecode(Op):
             lse_base_two=self.lse_base == "2",
         )
 
+    def hindrance(self, kernels: KernelSet) -> str:
+        """Of lists of rows of any record: why few columns do not take codes as they are stored; empty where they do."""
+        return hindrance(kernels, self.sources)
+
+    def _pairs_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel for few columns over codes with e8m0 scales."""
+        cache, shape = kernels.kv, pairs_shape(kernels, self.sources)
+        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
+        params = self._params(kernels, cache, out, index)
+        names, spaces, _ = self._lists()
+        context = MlaPairsContext(
+            d=self._attended(kernels, params, attention_context(Mask(), None, kernels, index), 1, 0),
+            lists=list_contexts(self.name, names, spaces),
+            shape=shape,
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=cache.head_dim,
+            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
+        )
+        shared = tuple((arch, shape.shared(arch)) for arch in kernels.arch)
+        grid = (var("T"), const(1), const(1))
+        return KernelPlan(
+            self.name, context.d.entry, PAIRS, context, params, grid, THREADS, shared_by_arch=shared, reads_tables=False
+        )
+
     def _lists_plan(self, kernels: KernelSet) -> KernelPlan:
         """The kernel over lists of rows of any record."""
+        if not self.hindrance(kernels):
+            return self._pairs_plan(kernels)
         cache, shape = kernels.kv, self._lists_shape(kernels)
         index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
         params = self._params(kernels, cache, out, index)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
@@ -23,12 +23,16 @@ COLUMNS: Final = 512
 
 @dataclass(frozen=True)
 class RemapIndicesContext:
-    """Everything ops/remap_indices.cu.j2 reads."""
+    """Everything ops/remap_indices.cu.j2 reads; an entry of the cache is `rate` tokens, and lengths count the rows (`after`)."""
 
     entry: str
     params: tuple[str, ...]
     warps: int
     columns: int
+    counts: bool
+    unseen: bool
+    rate: int
+    after: bool
 
 
 class RemapIndices(Op):
@@ -36,14 +40,24 @@ class RemapIndices(Op):
 
     `indices[T, J]` count tokens from the first one of the request that has the row by `row_offsets[B + 1]`; out may be the
     same array. Negative ones pass through. Rows of no request become -1; so do, reported, rows with contradicting offsets,
-    tokens past the page table, ids outside the pool and places past 2^31 - 1. Lengths are not read. Source: Modular MAX,
-    paged_sparse_kv_index_remap.
+    tokens past the page table, ids outside the pool and places past 2^31 - 1. Where an entry of the cache stands for several
+    tokens, indices count entries. Source: Modular MAX, paged_sparse_kv_index_remap.
+
+    - `counts=True`: `counts[T]` i32 is the end of each row's last valid index, which of a list that ends in -1 is the number of
+      valid ones (vLLM's top-k lengths); 0 for rows of no request, -1 where something of the row was reported, so that MlaDecode
+      gives NaN. A list that its caller has ended elsewhere ends there in `indices` by -1.
+    - `unseen="drop"`: indices of tokens after the row's position, entries j >= (p + 1) // rate, become -1 (top-k over scores of
+      -inf may pick them). Positions follow from lengths, which are not read otherwise.
     """
 
     kind: ClassVar[str] = "remap_indices"
     at_rates: ClassVar[bool] = True
     index_dtype: IndexName | None = None
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
+    counts: bool = False
+    """True: the call brings `counts[T]`, i32, where each row's list ends."""
+    unseen: Literal["keep", "drop"] = "keep"
+    """"keep": indices are mapped wherever their tokens stand. "drop": those after the row's position become -1."""
 
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)
@@ -70,6 +84,11 @@ class RemapIndices(Op):
                 doc="their rows in the pool, or negative",
                 in_place=("indices",),
             ),
+            *(
+                (Array("counts", "i32", ("T",), access="out", doc="where each list ends, or -1"),)
+                if self.counts
+                else ()
+            ),
             Size("indices_stride", "i64", "indices.stride"),
             Size("out_stride", "i64", "out.stride"),
             Size("num_rows", "u32", "T"),
@@ -81,6 +100,10 @@ class RemapIndices(Op):
             params=tuple(p.declaration for p in params),
             warps=WARPS,
             columns=COLUMNS,
+            counts=self.counts,
+            unseen=self.unseen == "drop",
+            rate=kernels.kv.entry_tokens,
+            after=kernels.kv.lengths != "before",
         )
-        grid = (ceil_div(var("T"), WARPS), ceil_div(var("J"), COLUMNS), const(1))
+        grid = (ceil_div(var("T"), WARPS), const(1) if self.counts else ceil_div(var("J"), COLUMNS), const(1))
         return (KernelPlan(self.name, context.entry, "ops/remap_indices.cu.j2", context, params, grid, WARPS * 32),)

@@ -99,9 +99,11 @@ class Scatter(CopiedRowsOp):
             "begins": "first row of each request",
             "starts": "token that each request's first row becomes",
         }
+        place, starts = place_params(self.rows, self._index(cache), **names)
         params: tuple[Param, ...] = (
             *rows_of,
-            *place_params(self.rows, self._index(cache), **names),
+            *place,
+            *starts,
             *stride_params(rows_of),
             Size("num_rows", "u32", "T"),
             *self._pool(cache, writes=True),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
+
 from kvgen.expr.nodes import ceil_div, const, maximum, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
@@ -19,7 +21,8 @@ from kvgen.spec.tables import IndexName
 
 @dataclass(frozen=True)
 class ToDenseContext:
-    """Everything ops/to_dense.cu.j2 reads: `pages` counts those of request b; lists that are `counted` say lengths too."""
+    """Everything ops/to_dense.cu.j2 reads: `pages` counts those of request b; lists that are `counted` say lengths too; an id
+    is `multiplier` pages; `grouped` slots are pages of so many."""
 
     entry: str
     params: tuple[str, ...]
@@ -33,6 +36,7 @@ class ToDenseContext:
     fill: int
     filled: bool
     multiplier: int
+    grouped: bool
 
 
 class ToDense(PageListOp):
@@ -43,6 +47,10 @@ class ToDense(PageListOp):
     a request's last page become `fill`. Where the CSR table has `last_page_len`, `lengths[B]` (optional) gets the tokens of
     each request, 0 where its slice is wrong.
 
+    With `page_tokens=n` slots of an Indirect table become pages of n tokens, page slot // n of a request's every n-th token, for
+    pools whose allocator hands out such pages whole (SGLang with a page size): one table for all caches of the request whose
+    pages stand for n tokens, whatever their `rate`. A page's first slot that is no multiple of n is reported (SLOT).
+
     An id outside the pool is reported and becomes `fill`. Pages that C columns do not hold are reported and left out. A
     request whose slice, length or offsets cannot be is reported and has no pages.
     """
@@ -50,6 +58,8 @@ class ToDense(PageListOp):
     kind: ClassVar[str] = "to_dense"
     table_dtype: IndexName = "i32"
     """Element type of `page_table`."""
+    page_tokens: int = Field(default=1, ge=1, le=2**20)
+    """Tokens of a page of the table that is written, of an Indirect table's slots. 1: entries are copied as they are."""
 
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.kv
@@ -57,6 +67,11 @@ class ToDense(PageListOp):
             raise ValueError(
                 f"ops: got to_dense with table={type(cache.page_table).__name__}(); it makes rows of CSR's lists, "
                 "of Mapped's rows and of Indirect's slots"
+            )
+        if self.page_tokens > 1 and (not cache.page_table.token_slots or cache.page_table.id_multiplier > 1):
+            raise ValueError(
+                f"page_tokens: got {self.page_tokens} with table={type(cache.page_table).__name__}(id_multiplier="
+                f"{cache.page_table.id_multiplier}); it makes pages of slots of tokens, which Indirect() has; leave it out"
             )
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
@@ -89,7 +104,8 @@ class ToDense(PageListOp):
             length=lengths.c,
             fill=self.fill or 0,
             filled=self.fill is not None,
-            multiplier=cache.page_table.id_multiplier,
+            multiplier=max(cache.page_table.id_multiplier, self.page_tokens),
+            grouped=self.page_tokens > 1,
         )
         # A row of no columns has its pages reported too.
         grid = (ceil_div(var("B"), WARPS), maximum(ceil_div(var("C"), COLUMNS), 1), const(1))

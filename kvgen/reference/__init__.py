@@ -9,6 +9,7 @@ beyond its names, which they are there to check.
 from kvgen.reference.advance import advance as advance
 from kvgen.reference.append import append as append
 from kvgen.reference.attention_output import attention_output as attention_output
+from kvgen.reference.combine_lists import combine_lists as combine_lists
 from kvgen.reference.compact import compact as compact
 from kvgen.reference.compact import compact_plan as compact_plan
 from kvgen.reference.convert import convert as convert
@@ -25,8 +26,10 @@ from kvgen.reference.gather import gather as gather
 from kvgen.reference.gather import gather_raw as gather_raw
 from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
+from kvgen.reference.indexer_query import indexer_query as indexer_query
 from kvgen.reference.indexer_scores import Scored as Scored
 from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
+from kvgen.reference.list_keys import list_keys as list_keys
 from kvgen.reference.lora_add import lora_add as lora_add
 from kvgen.reference.merge_states import merge_states as merge_states
 from kvgen.reference.mla_decode import mla_decode as mla_decode
@@ -34,9 +37,11 @@ from kvgen.reference.mla_decode import mla_decode_sparse as mla_decode_sparse
 from kvgen.reference.mla_decompress import mla_decompress as mla_decompress
 from kvgen.reference.mla_plan import Chunked as Chunked
 from kvgen.reference.mla_plan import mla_plan as mla_plan
+from kvgen.reference.move_tokens import move_tokens as move_tokens
 from kvgen.reference.norm_cache import norm_cache as norm_cache
 from kvgen.reference.pool import Rows as Rows
 from kvgen.reference.pool import cache_rows as cache_rows
+from kvgen.reference.pool_tokens import pool_tokens as pool_tokens
 from kvgen.reference.remap_indices import remap_indices as remap_indices
 from kvgen.reference.reorder import reorder as reorder
 from kvgen.reference.rotate_cache import rotate_cache as rotate_cache

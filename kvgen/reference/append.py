@@ -205,15 +205,21 @@ def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Change
     if do.bias is not None:
         x = x + do.bias.astype(np.float64)
         found = Changed(x, 2.0**-23 * np.abs(x))
-    steps = (_normalised, _turned) if do.norm_order == "before" else (_turned, _normalised)
-    for step in steps:
-        found = step(found, do, kind or array.dtype)
+    found = changed_again(found, do, kind or array.dtype)
     if do.position_scale is not None:
         assert do.positions is not None
         factors = np.array([position_factor(int(p), do.position_scale) for p in do.positions])[:, None, None]
         rows = found.rows * factors
         found = Changed(rows, found.lost * factors + 2.0**-20 * np.abs(rows))
     return Changed(*hadamard(found.rows, found.lost)) if do.hadamard else found
+
+
+def changed_again(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
+    """Norm and RoPE, in their order, of rows that something was lost of."""
+    steps = (_normalised, _turned) if do.norm_order == "before" else (_turned, _normalised)
+    for step in steps:
+        given = step(given, do, kind)
+    return given
 
 
 def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:

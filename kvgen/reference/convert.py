@@ -145,6 +145,8 @@ def _alike(part: Coded, twin: Coded, same_scales: bool) -> bool:
     a, b = part.quant, twin.quant
     if (a.dtype, a.zero, a.scale_dtype, a.scale, a.recipe) != (b.dtype, b.zero, b.scale_dtype, b.scale, b.recipe):
         return False
+    if a.codebook != b.codebook:
+        return False
     every = a.scale == "given" and a.block.head is None and b.block.head is None  # a scale of all heads, however many
     heads_alike = every or part.block[1] == twin.block[1]
     if a.scale_dtype is not None and not (heads_alike and part.block[::2] == twin.block[::2]):

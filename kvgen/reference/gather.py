@@ -13,7 +13,7 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.quant import pack_nibbles, unpack_nibbles
 from kvgen.reference.segments import Plain
-from kvgen.reference.tables import LIMIT, Place, TableView, bad_total, index, request_of_row
+from kvgen.reference.tables import LIMIT, Place, RowRange, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
 
 
@@ -26,17 +26,54 @@ class Gathered:
     errors: int
 
 
+@dataclass(frozen=True)
+class Runs:
+    """Rows of requests that begin anywhere: those of request b are the `counts[b]` from `begins[b]` on."""
+
+    begins: NDArray[Any]
+    counts: NDArray[Any]
+
+    def _run(self, b: int) -> tuple[int, int]:
+        begin, count = (LIMIT if index(x[b]) is None else int(x[b]) for x in (self.begins, self.counts))
+        return begin, begin + count
+
+    def past(self, rows: int) -> bool:
+        """Whether the last run passes the rows."""
+        return len(self.begins) > 0 and self._run(len(self.begins) - 1)[1] > rows
+
+    def of_row(self, row: int, rows: int) -> RowRange | None:
+        """The request of a row, found by halving, which with ascending begins gives the last that begins at or before it; None
+        behind its run. It is valid where its run ends before the next one and the rows do, and that before it has ended."""
+        low, high = 0, len(self.begins)
+        if not high or row < self._run(0)[0]:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._run(middle)[0] <= row else (low, middle)
+        begin, end = self._run(low)
+        before = self._run(low - 1)[1] if low else 0
+        after = min(rows, self._run(low + 1)[0]) if low + 1 < len(self.begins) else rows
+        valid = before <= begin and end <= after
+        return None if valid and row >= end else RowRange(low, begin, end, valid)
+
+
 def positions(
-    table: TableView, total: int, row_offsets: NDArray[Any], starts: NDArray[Any] | None, faults: FaultLog
+    table: TableView,
+    total: int,
+    row_offsets: NDArray[Any] | Runs,
+    starts: NDArray[Any] | None,
+    faults: FaultLog,
 ) -> Iterator[tuple[int, int, int | None]]:
     """(row, request, position) of every row that belongs to a request; the position is None where it can be none.
 
-    Row t of request b, counted from row_offsets[b], is token starts[b] + t (no starts: t).
+    Row t of request b, counted from row_offsets[b] or the begin of its run, is token starts[b] + t (no starts: t).
     """
-    if total and bad_total(row_offsets, total):
+    if total and (row_offsets.past(total) if isinstance(row_offsets, Runs) else bad_total(row_offsets, total)):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     for row in range(total):
-        whose = request_of_row(row_offsets, row, total)
+        whose = (
+            row_offsets.of_row(row, total) if isinstance(row_offsets, Runs) else request_of_row(row_offsets, row, total)
+        )
         if whose is None:
             continue
         if not whose.valid:
@@ -82,7 +119,7 @@ def slotted(
 def _sources(
     table: TableView,
     total: int,
-    row_offsets: NDArray[Any] | None,
+    row_offsets: NDArray[Any] | Runs | None,
     starts: NDArray[Any] | None,
     slots: NDArray[Any] | None,
     faults: FaultLog,
@@ -102,12 +139,12 @@ def gather(
     pools: Sequence[Rows],
     before: Sequence[NDArray[Any]],
     *,
-    row_offsets: NDArray[Any] | None = None,
+    row_offsets: NDArray[Any] | Runs | None = None,
     starts: NDArray[Any] | None = None,
     slots: NDArray[Any] | None = None,
 ) -> Gathered:
-    """Row t of request b, counted from row_offsets[b], is the cached token starts[b] + t (no starts: t); with `slots` row t
-    is the token in slots[t], whatever the table says, and -1 leaves it as it was.
+    """Row t of request b, counted from row_offsets[b] or the begin of its run, is the cached token starts[b] + t (no starts:
+    t); with `slots` row t is the token in slots[t], whatever the table says, and -1 leaves it as it was.
 
     `before` are the output arrays as they were; rows of no request, and rows whose offsets contradict each other, keep
     their bytes. A row whose token has no valid page, or is no longer or not yet in
@@ -161,7 +198,7 @@ def gather_raw(
     pools: Sequence[Rows],
     before: Mapping[str, NDArray[Any]],
     *,
-    row_offsets: NDArray[Any] | None = None,
+    row_offsets: NDArray[Any] | Runs | None = None,
     starts: NDArray[Any] | None = None,
     slots: NDArray[Any] | None = None,
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_], int]:

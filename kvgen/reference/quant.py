@@ -7,6 +7,7 @@ where. Nothing raises or warns for values that have no code: NaN, infinities and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -122,6 +123,7 @@ def choose(
     *,
     amax_min: float | None = None,
     scale_min: float | None = None,
+    codebook: Sequence[float] | None = None,
 ) -> tuple[Array, Array | None]:
     """The scale of every block, and its zero with `zero`, both arrays of `scale_dtype`; a block is x's last axis.
 
@@ -130,12 +132,15 @@ def choose(
     """
     x = _single(x)
     with np.errstate(all="ignore"):
+        if recipe in ("norm", "unit"):
+            assert codebook is not None
+            return _norms(x, recipe, scale_dtype, codebook), None
         if recipe == "min":
             return _from_least(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         if zero:
             return _asymmetric(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         amax = np.abs(x).max(axis=-1)
-        largest = np.float32(LARGEST[dtype])
+        largest = np.float32(LARGEST[dtype] if codebook is None else np.abs(codebook).max())
         if recipe in ("amax", "pow2"):
             raised = amax if amax_min is None else np.maximum(amax, np.float32(amax_min))
             quotient = raised / largest
@@ -169,6 +174,28 @@ def _asymmetric(x: Singles, largest: np.float32, scale_dtype: str) -> tuple[Arra
     return scale, round_to(np.where(constant, -np.sign(low) + np.float32(0), zero), scale_dtype)
 
 
+def norms(x: Array) -> Singles:
+    """Euclidean norms along the last axis, added up in float64."""
+    with np.errstate(all="ignore"):
+        return _single(np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=-1)))
+
+
+def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float]) -> Array:
+    """Norms, with "unit" over those of what the codes of x / norm stand for."""
+    norm = norms(x)
+    if recipe == "norm":
+        return round_to(norm, scale_dtype)
+    of_codes = norms(np.asarray(codebook, np.float32)[quantize(x, norm, None, "i4", codebook=codebook)])
+    return round_to(np.where(of_codes == 0, np.float32(0), norm / of_codes), scale_dtype)
+
+
+def _nearest(x: Singles, codebook: Sequence[float]) -> Bytes:
+    """The codes whose values are nearest to x, the larger one of two; 0 for NaN."""
+    book = np.asarray(codebook, np.float32)
+    codes = np.searchsorted((book[:-1] + book[1:]) / np.float32(2), x, "right")
+    return np.where(np.isnan(x), 0, codes).astype(np.uint8)
+
+
 def _from_least(x: Singles, largest: np.float32, scale_dtype: str) -> tuple[Array, Array]:
     low, high = x.min(axis=-1), x.max(axis=-1)
     return round_to((high - low) / largest, scale_dtype), round_to(low + np.float32(0), scale_dtype)
@@ -186,6 +213,8 @@ def quantize(
     dtype: str,
     recipe: str = "amax",
     global_scale: float | None = None,
+    *,
+    codebook: Sequence[float] | None = None,
 ) -> Bytes:
     """The codes of x `[..., block]` with scale and zero `[...]`; without a scale, x is cast as it is.
 
@@ -199,6 +228,8 @@ def quantize(
         code = (x - _single(zero)[..., None] if recipe == "min" and zero is not None else x) / divisor
         if zero is not None and recipe != "min":
             code = code + _single(zero)[..., None]
+    if codebook is not None:
+        return _nearest(np.where(divisor == 0, np.float32(0), code), codebook)
     return cast(np.where(divisor == 0, np.float32(0), code), code_dtype(dtype, zero is not None))
 
 
@@ -210,6 +241,8 @@ def dequantize(
     recipe: str = "amax",
     out_dtype: str = "f32",
     global_scale: float | None = None,
+    *,
+    codebook: Sequence[float] | None = None,
 ) -> Array:
     """The values of codes `[..., block]` with scale and zero `[...]`, as an array of `out_dtype`.
 
@@ -218,6 +251,8 @@ def dequantize(
     once before and once after the global scale; the result is rounded to `out_dtype`.
     """
     code = _single(values(codes, code_dtype(dtype, zero is not None)))
+    if codebook is not None:
+        code = np.asarray(codebook, np.float32)[codes]
     with np.errstate(all="ignore"):
         if zero is not None and recipe != "min":
             code = code - _single(zero)[..., None]

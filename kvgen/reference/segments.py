@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.elements import Elements, Raw
-from kvgen.reference.quant import choose, dequantize, quantize
+from kvgen.reference.quant import choose, dequantize, norms, quantize
 from kvgen.reference.tables import Place
 from kvgen.spec.quant import Quant
 
@@ -109,6 +109,7 @@ class Coded:
             quant.recipe,
             "f32",
             self.global_scale,
+            codebook=quant.codebook,
         )
         return found[..., 0].astype(np.float64)
 
@@ -143,8 +144,15 @@ class Coded:
             if zero is not None:
                 assert at_zero is not None
                 at_zero[:] = zero
+        divisor = self._blocks_norms(x) if quant.recipe == "unit" else scale
         codes = quantize(
-            x[..., None], self._spread(scale), self._spread(zero), quant.dtype, quant.recipe, self.global_scale
+            x[..., None],
+            self._spread(divisor),
+            self._spread(zero),
+            quant.dtype,
+            quant.recipe,
+            self.global_scale,
+            codebook=quant.codebook,
         )[..., 0]
         self.codes.write_run(place.page, first, codes)
         if self.scales is not None and scales is not None:
@@ -164,12 +172,7 @@ class Coded:
 
     def _chosen(self, x: NDArray[np.float32]) -> Chosen:
         """Scales and zeros of rows `[T, heads, dim]` that share them."""
-        (_, heads, dims), quant = self.block, self.quant
-        # What a shorter block lacks repeats its last numbers: neither the least nor the largest of them changes.
-        short = (-self.heads % heads, -self.dim % dims)
-        full = np.pad(x, ((0, 0), (0, short[0]), (0, short[1])), mode="edge") if any(short) else x
-        rows, columns = full.shape[1] // heads, full.shape[2] // dims
-        blocks = full.reshape(len(x), rows, heads, columns, dims).transpose(1, 3, 0, 2, 4).reshape(rows, columns, -1)
+        quant, blocks = self.quant, self._blocks_of(x)
         assert quant.scale_dtype is not None
         return choose(
             blocks,
@@ -180,7 +183,20 @@ class Coded:
             self.global_scale,
             amax_min=quant.amax_min,
             scale_min=quant.scale_min,
+            codebook=quant.codebook,
         )
+
+    def _blocks_norms(self, x: NDArray[np.float32]) -> Raw:
+        return norms(self._blocks_of(x))
+
+    def _blocks_of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Rows `[T, heads, dim]` as `[blocks of heads, blocks of dims, numbers of a block]`."""
+        _, heads, dims = self.block
+        # What a shorter block lacks repeats its last numbers: neither the least nor the largest of them changes.
+        short = (-self.heads % heads, -self.dim % dims)
+        full = np.pad(x, ((0, 0), (0, short[0]), (0, short[1])), mode="edge") if any(short) else x
+        rows, columns = full.shape[1] // heads, full.shape[2] // dims
+        return full.reshape(len(x), rows, heads, columns, dims).transpose(1, 3, 0, 2, 4).reshape(rows, columns, -1)
 
     def _spread(self, blocks: Raw | None) -> Raw | None:
         """What each block has, `[heads, dim]`: for every number of a row."""

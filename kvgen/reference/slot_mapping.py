@@ -10,15 +10,29 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.slots import slot_of
 from kvgen.reference.tables import TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
+from kvgen.spec.interleave import Interleave
 
 
-def slot_mapping(table: TableView, offsets: NDArray[Any], slots: NDArray[Any]) -> int:
-    """Fill `slots` `[T]` with the place of each new row, or -1; returns the error word."""
+def slot_mapping(
+    table: TableView,
+    offsets: NDArray[Any],
+    slots: NDArray[Any],
+    *,
+    interleave: Interleave | None = None,
+    rank: int = 0,
+    local_lengths: NDArray[Any] | None = None,
+) -> int:
+    """Fill `slots` `[T]` with the place of each new row, or -1; returns the error word.
+
+    With `interleave` the table has the tokens of `rank` alone, and `local_lengths` `[T]` become their number up to each row's.
+    """
     faults, total = FaultLog(), len(slots)
     if total and bad_total(offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     for row in range(total):
         slots[row] = -1
+        if local_lengths is not None:
+            local_lengths[row] = 0
         whose = request_of_row(offsets, row, total)
         if whose is None:
             continue
@@ -32,6 +46,18 @@ def slot_mapping(table: TableView, offsets: NDArray[Any], slots: NDArray[Any]) -
             continue
         position = after - count + t
         rate = table.cache.entry_tokens
+        if interleave is not None:
+            mine = [i for i in range(position + 1) if i // interleave.size % interleave.ranks == rank]
+            assert local_lengths is not None
+            local_lengths[row] = len(mine)
+            if not mine or mine[-1] != position:
+                continue
+            place = slot_of(table, whose.b, len(mine) - 1, slots.dtype)
+            if isinstance(place, Fault):
+                faults.add(place, whose.b, position)
+            else:
+                slots[row] = place
+            continue
         if table.overtaken(position // table.tokens, after) or (position + 1) % rate:
             continue
         place = slot_of(table, whose.b, position // rate, slots.dtype)

@@ -146,6 +146,11 @@ class Cache(CacheFields):
             raise ValueError(
                 f"{field}: got block.head={heads} and block.dim={dims}; a block is part of one head, or whole rows of several"
             )
+        if quant.recipe in ("norm", "unit") and dims is not None and whole % dims:
+            raise ValueError(
+                f"{field}: got block.dim={dims} with recipe={quant.recipe!r} for rows of {whole}; norms are of whole blocks; use "
+                "one of its divisors"
+            )
         if quant.own_table and not self.page_table.second_table:
             raise ValueError(
                 f"{field}: got own_table=True with table={type(self.page_table).__name__}(); only Dense() may have a "

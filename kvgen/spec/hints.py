@@ -10,11 +10,10 @@ from pydantic_core import ErrorDetails
 
 # The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
 OPERATIONS: Final = (
-    "Advance", "Append", "AttentionOutput", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend", "Gather",
-    "GatherRows", "IndexerScores", "LoraAdd", "MergeStates", "MlaDecode", "MlaDecompress", "MlaPlan", "NormCache",
-    "RemapIndices", "Reorder",
-    "RotateCache", "RowOffsets", "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages",
-    "ToCsr", "ToDense", "ZeroPages",
+    "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
+    "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
+    "MlaDecompress", "MlaPlan", "MoveTokens", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets",
+    "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
 )  # fmt: skip
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
@@ -56,6 +55,7 @@ _QUANTS: Final = {
 _EXAMPLES: Final = {
     "Block": "Block(dim=32)",
     "AnyCache": 'Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16)',
+    "Interleave": "Interleave(ranks=2)",
     "LayerNorm": "LayerNorm()",
     "Layout": 'Layout(kv="page kv token head dim")',
     "Mask": "Mask(window=4096)",

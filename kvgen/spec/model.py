@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from kvgen.spec.base import Spec
+from kvgen.spec.layer_sources import check_sources
 
 Positions = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Base = Annotated[float, Field(gt=1.0, le=1e12, allow_inf_nan=False)]
@@ -460,6 +461,7 @@ class Model(Spec):
         both = next((name for name in said if self.kinds and getattr(self, name)), None)
         if both is not None:
             raise ValueError(f"{both}: got it beside kinds, which say it for their layers; leave it out")
+        check_sources(self.layers or len(self.pattern) or len(self.kinds), self.layer_kind)
 
     @property
     def kind_names(self) -> tuple[str, ...]:

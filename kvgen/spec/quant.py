@@ -6,6 +6,7 @@ docs/quantization.md has the whole of it, rounding, zero blocks, NaN and infinit
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
 ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
-Recipe = Literal["amax", "pow2", "min", "max", "global"]
+Recipe = Literal["amax", "pow2", "min", "norm", "unit", "max", "global"]
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
 _POWERS: Final = ("e4m3", "e5m2", "e2m1")
@@ -66,8 +67,13 @@ class Quant(Spec):
     """
     recipe: Recipe = "amax"
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
+    "norm", of a codebook's codes, the block's Euclidean norm; "unit", the same over the norm of what its codes stand for;
     "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "max" and "global",
     the two nvfp4 recipes (docs/quantization.md).
+    """
+    codebook: tuple[float, ...] | None = None
+    """What the codes 0, 1, ... stand for, ascending: 16 numbers ("i4" only), such as `kvgen.spec.codebooks.lloyd_max` gives.
+    None: codes are numbers.
     """
     amax_min: float | None = None
     """What a block's largest magnitude counts as at least (recipes "amax" and "pow2"). None: no floor."""
@@ -97,8 +103,9 @@ class Quant(Spec):
 
     @property
     def codes(self) -> DType:
-        """The element type of the codes: with a zero point they are unsigned."""
-        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if self.zero else self.dtype)
+        """The element type of the codes: with a zero point or a codebook they are unsigned."""
+        unsigned = self.zero or self.codebook is not None
+        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if unsigned else self.dtype)
 
     @property
     def computed(self) -> bool:
@@ -122,6 +129,7 @@ class Quant(Spec):
             self._check_scale_free()
         else:
             self._check_recipe()
+            self._check_codebook()
             self._check_floors()
             self._check_scales()
         return self
@@ -161,6 +169,29 @@ class Quant(Spec):
             raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
         if self.scale == "given" and self.scale_dtype == "e4m3":
             raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
+
+    def _check_codebook(self) -> None:
+        book, norms = self.codebook, self.recipe in ("norm", "unit")
+        if book is None:
+            if norms:
+                raise ValueError(
+                    f"recipe: got {self.recipe!r} without a codebook, whose codes norms scale; give codebook=(...), or use 'amax'"
+                )
+            return
+        if self.dtype != "i4" or self.zero or self.scale == "given" or self.residual is not None:
+            others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
+            raise ValueError(
+                f"codebook: got one with {others}; its codes are 'i4' with computed scales, without zero and residual"
+            )
+        if self.recipe not in ("amax", "norm", "unit"):
+            raise ValueError(
+                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm' or 'unit'"
+            )
+        if len(book) != 16 or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
+            raise ValueError(
+                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of 4 bits stand for 16 numbers, "
+                "ascending and finite; sort them, or use lloyd_max(4, dim)"
+            )
 
     def _check_floors(self) -> None:
         floors = {"amax_min": self.amax_min, "scale_min": self.scale_min}

@@ -26,10 +26,18 @@ LISTED: Final = (
     "topk_lengths",
     "positions",
     "starts",
+    "row_begins",
+    "src",
+    "dst",
+    "row_counts",
     "valid_lengths",
     "parents",
     "new_tokens",
     "cache_offsets",
+    "entries_begin",
+    "tokens_begin",
+    "state_ids",
+    "state_table",
 )
 
 

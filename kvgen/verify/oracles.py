@@ -22,22 +22,31 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops import (
     AttentionOutput,
+    CombineLists,
     Convert,
     Decode,
     Extend,
+    IndexerQuery,
     IndexerScores,
+    ListKeys,
     MergeStates,
     MlaDecode,
     MlaPlan,
     NormCache,
+    Pool,
     RotateCache,
+    SlotMapping,
     StoreScales,
     SwapPages,
 )
 from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
+from kvgen.reference.gather import Runs
+from kvgen.reference.indexer_query import Query, e2m1_half_step, head_scales
+from kvgen.reference.indexer_scores import e8m0_scales, unpacked
 from kvgen.reference.mla_decode import Listed
+from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
@@ -45,6 +54,7 @@ from kvgen.spec.mask import TREE_ROWS
 from kvgen.verify.batches import Case, Contents, Pools
 from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
 from kvgen.verify.other_calls import alignment_of
+from kvgen.verify.pooled import pooled_step, state_of
 
 Raw = NDArray[Any]
 At = int | slice
@@ -157,8 +167,13 @@ def _seal(j: Judged) -> int:
     return reference.seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])
 
 
+_RUNS: Final = ("row_begins", "row_counts")
+
+
 def _gather(j: Judged) -> int:
-    where, word = j.places("row_offsets", "starts", "slots"), 0
+    where, word = dict[str, Any](j.places("row_offsets", "starts", "slots")), 0
+    if "row_begins" in j.arrays:
+        where["row_offsets"] = Runs(j.arrays["row_begins"], j.arrays["row_counts"])
     names = [n for n in ("k_out", "v_out") if n in j.arrays]
     for pools, at in j.copied():
         if getattr(j.case.call.op, "raw", False):
@@ -169,8 +184,8 @@ def _gather(j: Judged) -> int:
     return word
 
 
-def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Raw]) -> int:
-    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, "errors")}
+def _gather_raw(j: Judged, pools: Sequence[Rows], at: At, where: dict[str, Any]) -> int:
+    outputs = {n: a[at] for n, a in j.wanted.arrays.items() if n not in (*where, *_RUNS, "errors")}
     # The oracle names what it gives without the ending of an output.
     short = {n.removesuffix("_out"): a for n, a in outputs.items()}
     found, failed, word = reference.gather_raw(j.view, pools, short, **where)
@@ -262,6 +277,43 @@ def _mla_decode(j: Judged) -> int:
     return _attended(j, wanted, given)
 
 
+def _indexer_query(j: Judged) -> int:
+    """Weights between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
+    op, given, kernels = j.case.call.op, j.arrays, j.case.scene.kernels
+    assert isinstance(op, IndexerQuery)
+    found = reference.indexer_query(
+        given["q"],
+        rope=resolve_rope(op.rope, kernels),
+        local=op.rope == "local",
+        positions=given.get("positions"),
+        table=Table(given["cos_sin"], op.angles) if op.angles != "computed" else None,
+        hadamard=op.hadamard,
+    )
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    if "q_scales" in given:
+        return _packed_query(j, op, found)
+    codes, got = (j.got.arrays[name][found.known].astype(np.float64) for name in ("q_out", "weights_out"))
+    weights = given["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    ends = [
+        weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.least(kernels)) for by in (-lost, lost)
+    ]
+    low, high = np.minimum(*ends), np.maximum(*ends)
+    far = Distance()
+    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    j.meet("weights_out", far)
+    with np.errstate(all="ignore"):
+        scale = (got / weights)[..., None]
+        half = np.maximum(np.abs(rows) * 2.0**-4, scale * 2.0**-10) * 1.001 + lost
+        far = Distance()
+        far.meet(np.abs(codes * scale - rows), np.where(weights[..., None] == 0, np.inf, half))
+    j.meet("q_out", far)
+    for name in ("q_out", "weights_out"):
+        if not np.isnan(j.got.arrays[name][~found.known].astype(np.float32)).all():
+            j.wrong.append(f"{name}: rows without a position must be NaN, and are not")
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
+
+
 def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed:
     """The lists of rows of a cache: the set's, whose `rows` are given, or that of `argument`."""
     prefix = argument.removesuffix("cache")
@@ -271,6 +323,26 @@ def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed
     return Listed(rows, scene.pages, scene.tokens, *lists)
 
 
+def _packed_query(j: Judged, op: IndexerQuery, found: Query) -> int:
+    """The same of e2m1 codes, whose numbers are within half a step of the rows."""
+    kernels, far = j.case.scene.kernels, Distance()
+    names = ("q_out", "q_scales", "weights_out")
+    codes, words, got = (np.ascontiguousarray(j.got.arrays[name][found.known]) for name in names)
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    numbers, scales = unpacked(codes, words), np.repeat(e8m0_scales(words), 32, axis=-1)
+    far.meet(np.abs(numbers - rows), e2m1_half_step(rows, scales) * 1.001 + lost)
+    j.meet("q_out", far)
+    weights = j.arrays["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    far = Distance()
+    far.meet(np.abs(got - weights), 2.0**-22 * np.abs(weights))
+    j.meet("weights_out", far)
+    if not np.isnan(j.got.arrays["weights_out"][~found.known]).all():
+        j.wrong.append("weights_out: rows without a position must be NaN, and are not")
+    for name in names:
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
+
+
 def _indexer_scores(j: Judged) -> int:
     """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
     op, got, to = j.case.call.op, j.got.arrays["logits"], j.wanted.arrays["logits"]
@@ -278,7 +350,14 @@ def _indexer_scores(j: Judged) -> int:
     (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
     offsets = j.arrays.get("row_offsets")
     wanted = reference.indexer_scores(
-        j.view, keys, q, j.arrays["weights"], to.shape[1], rows=op.rows, row_offsets=offsets
+        j.view,
+        keys,
+        q,
+        j.arrays["weights"],
+        to.shape[1],
+        rows=op.rows,
+        row_offsets=offsets,
+        q_scales=j.arrays.get("q_scales"),
     )
     to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
     known, far = np.isfinite(wanted.logits), Distance()
@@ -334,6 +413,11 @@ def _convert(j: Judged) -> int:
 def _copy_pages(j: Judged) -> int:
     given = j.places("pairs", "scale_pairs")
     return reference.copy_pages(j.case.scene.cache, j.wanted.pools, given.pop("pairs"), **given)  # type: ignore[arg-type]
+
+
+def _move_tokens(j: Judged) -> int:
+    layers = [j.wanted.rows(j.case.scene, layer) for layer in range(LAYERS)]
+    return reference.move_tokens(j.view, layers, **j.places("src", "dst", "row_offsets"))
 
 
 def _zero_pages(j: Judged) -> int:
@@ -420,11 +504,49 @@ def _lora_add(j: Judged) -> int:
 
 
 def _slot_mapping(j: Judged) -> int:
-    return reference.slot_mapping(j.view, j.arrays["row_offsets"], j.wanted.arrays["slots"])
+    op, wanted = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, SlotMapping)
+    return reference.slot_mapping(
+        j.view,
+        j.arrays["row_offsets"],
+        wanted["slots"],
+        interleave=op.interleave,
+        rank=j.case.numbers.get("rank", 0),
+        local_lengths=wanted.get("local_lengths"),
+    )
 
 
 def _remap_indices(j: Judged) -> int:
-    return reference.remap_indices(j.view, j.arrays["row_offsets"], j.arrays["indices"], j.wanted.arrays["out"])
+    return reference.remap_indices(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["indices"],
+        j.wanted.arrays["out"],
+        counts=j.wanted.arrays.get("counts"),
+        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+    )
+
+
+def _list_keys(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, ListKeys)
+    return reference.list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], op.window)
+
+
+def _combine_lists(j: Judged) -> int:
+    op, arrays = j.case.call.op, j.wanted.arrays
+    assert isinstance(op, CombineLists)
+    return reference.combine_lists(
+        j.view,
+        j.arrays["row_offsets"],
+        j.arrays["entries_begin"],
+        j.arrays["tokens_begin"],
+        j.case.numbers["buffer_rows"],
+        arrays["keys"],
+        arrays["counts"],
+        window=op.window,
+        indices=j.arrays.get("indices"),
+    )
 
 
 def _row_offsets(j: Judged) -> int:
@@ -457,6 +579,7 @@ def _to_dense(j: Judged) -> int:
         fill=getattr(j.case.call.op, "fill", None),
         row_offsets=j.arrays.get("row_offsets"),
         lengths=j.wanted.arrays.get("lengths"),
+        page_tokens=getattr(j.case.call.op, "page_tokens", 1),
     )
 
 
@@ -595,6 +718,27 @@ def _blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
     j.meet("out", far)
 
 
+def _pool_tokens(j: Judged) -> int:
+    op, scene, found = j.case.call.op, j.case.scene, j.wanted.arrays
+    assert isinstance(op, Pool)
+    step = pooled_step(op, scene.kernels, j.view, j.arrays, state_of(op, scene.kernels, found))
+    (mine,), (theirs,), far = j.got.rows(scene), j.wanted.rows(scene), Distance()
+    for row, at in enumerate(step.found):
+        if at.places is not None:
+            _furthest(far, take_row(mine, theirs, at.places[0], at.token, step.stored, row))
+    j.meet("entries", far)
+    if "latent_out" in found:
+        emitted = np.array([at.state != "padding" for at in step.found], bool)
+        unknown = np.isin(np.arange(len(emitted)), step.unknown)
+        got, far = j.got.arrays["latent_out"], Distance()
+        known = emitted & ~unknown
+        far.meet(np.abs(got[known] - step.latent.rows[known, 0]), latent_error(step.latent, got.dtype)[known, 0])
+        j.meet("latent_out", far)
+        j.take_nan("latent_out", unknown)
+        found["latent_out"][known] = got[known]
+    return step.word
+
+
 def _mla_plan(j: Judged) -> int:
     op, found = j.case.call.op, j.wanted.arrays
     assert isinstance(op, MlaPlan)
@@ -616,6 +760,7 @@ def _mla_decompress(j: Judged) -> int:
 ORACLES: Final[dict[str, Oracle]] = {
     "advance": _advance,
     "append": _append,
+    "combine_lists": _combine_lists,
     "attention_output": _attention_output,
     "compact": _compact,
     "convert": _convert,
@@ -625,13 +770,17 @@ ORACLES: Final[dict[str, Oracle]] = {
     "gather": _gather,
     "gather_rows": _gather_rows,
     "gather_states": _gather_states,
+    "indexer_query": _indexer_query,
+    "list_keys": _list_keys,
     "indexer_scores": _indexer_scores,
     "lora_add": _lora_add,
     "merge_states": _merge_states,
     "mla_decode": _mla_decode,
     "mla_decompress": _mla_decompress,
     "mla_plan": _mla_plan,
+    "move_tokens": _move_tokens,
     "norm_cache": _norm_cache,
+    "pool_tokens": _pool_tokens,
     "remap_indices": _remap_indices,
     "reorder": _reorder,
     "rotate_cache": _rotate_cache,

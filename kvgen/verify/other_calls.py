@@ -12,30 +12,33 @@ from kvgen.bench.synthetic_batch import aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
-from kvgen.ops import Reorder
+from kvgen.ops import Pool, Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
 OTHERS: Final = (
+    *("advance", "attention_output", "combine_lists", "compact", "indexer_query", "list_keys", "merge_states"),
     *(
-        "advance",
-        "attention_output",
-        "compact",
-        "merge_states",
         "mla_decompress",
         "mla_plan",
+        "move_tokens",
+        "pool_tokens",
         "remap_indices",
         "reorder",
         "row_offsets",
+        "rows_add",
     ),
-    *("rows_add", "slot_mapping", "sliced_add", "store_scales", "swap_pages", "to_csr", "to_dense"),
+    *("sliced_add", "slot_mapping", "store_scales", "swap_pages", "to_csr", "to_dense"),
 )
 # Those that work between steps: lengths count all tokens.
 _BETWEEN: Final = (
     "attention_output",
     "compact",
+    "indexer_query",
+    "move_tokens",
     "remap_indices",
     "reorder",
     "swap_pages",
@@ -73,9 +76,14 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         **{"T": len(chunk["rows"]) if chunk else rows, "A": rows, "A+1": batch + 1, "B": batch, "B+1": batch + 1},
         **{"J": LISTED if op.kind == "remap_indices" else sum(pages) + 2, "C": CHUNKS, "S": STATES, "Q": sum(pages)},
         **{"P": -(-scene.pages // scene.cache.page_table.id_multiplier), "M": scene.columns, "N": max(batch, 2)},
+        "K": max(scene.workload.totals) + LISTED,
     }
+    if op.kind == "combine_lists":
+        sizes |= {"J": LISTED, "K": max(scene.workload.totals) + scene.entries(max(scene.workload.totals))}
     if op.kind == "to_dense":
         sizes["C"] = scene.columns
+    if isinstance(op, Pool):
+        sizes |= state_sizes(scene, op)
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     plan = getattr(launcher, "PLAN", None) if op.kind == "compact" else None
     arguments = launcher.KERNEL.arguments + (plan.arguments if plan is not None else ())
@@ -90,8 +98,11 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in spec.shape)
             arrays[spec.name] = aligned(shape, dtype(spec.dtype).numpy())
         elif isinstance(spec, Scalar):
-            numbers[spec.name] = rows if spec.name == "lora_end_idx" else 0
-    places = {"row_offsets": offsets, "new_tokens": np.array(new), "lora_end_idx": np.array([rows // 2])}
+            numbers[spec.name] = {"lora_end_idx": rows, "buffer_rows": _buffer(scene)[1]}.get(spec.name, 0)
+    entries_begin, _ = _buffer(scene)
+    tokens_begin = [begin + scene.entries(n) for begin, n in zip(entries_begin, scene.workload.totals, strict=True)]
+    places = {"entries_begin": np.array(entries_begin), "tokens_begin": np.array(tokens_begin)}
+    places |= {"row_offsets": offsets, "new_tokens": np.array(new), "lora_end_idx": np.array([rows // 2])}
     places |= {name: chunk[name] for name in ("buffer_row_offsets", "cache_offsets") if chunk}
     for name, array in arrays.items():
         if name.startswith("new_") and name.removeprefix("new_") in tables:
@@ -101,7 +112,14 @@ def _call(scene: Scene, op: Op, tables: dict[str, Raw]) -> Call:
         elif name == "positions":
             array[...] = np.arange(array.size) % sizes["P"]
     _lists(scene, op, arrays)
+    place_states(arrays)
     return Call(op, launcher, arrays, rows, sizes["T"], tuple(int(n) for n in offsets[:-1]), numbers)
+
+
+def _buffer(scene: Scene) -> tuple[list[int], int]:
+    """Where each request's entries begin in a buffer of its entries and then its tokens, request by request; its rows."""
+    ends = np.cumsum([0, *(scene.entries(n) + n for n in scene.workload.totals)]).tolist()
+    return ends[:-1], ends[-1]
 
 
 def _no_batch(op: Op) -> ToolError:
@@ -128,12 +146,16 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
         if name in arrays:
             count = len(arrays[name])
             arrays[name][...] = np.stack([rng.permutation(entries)[:count], rng.permutation(entries)[:count]], axis=1)
-    if op.kind == "remap_indices":
+    if "indices" in arrays:
         begins = np.cumsum([0, *scene.workload.new])
-        for b, total in enumerate(scene.workload.totals):
+        for b, entries in enumerate(scene.entries(total) for total in scene.workload.totals):
             rows = arrays["indices"][begins[b] : begins[b + 1]]
-            rows[...] = rng.integers(total - scene.alive(b), total, rows.shape)
+            rows[...] = rng.integers(entries - scene.alive(b), entries, rows.shape) if scene.alive(b) else -1
             rows[:, -1] = -1
+    if op.kind == "move_tokens":  # none is read that another one writes; where there is no room, none
+        slots, count = rng.permutation(scene.pages * scene.tokens), len(arrays["src"])
+        for name, at in (("src", slots[:count]), ("dst", slots[count : 2 * count])):
+            arrays[name][...] = [*at, *[-1] * (count - len(at))]
     if isinstance(op, Reorder):
         whole = lower_pages(scene.cache).table.copied_whole and not scene.cache.states
         if arrays["fresh"].ndim > 1 or "fresh_scales" in arrays or whole or scene.cache.ragged:

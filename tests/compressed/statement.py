@@ -39,7 +39,8 @@ class Codes:
         """What readers get back of rows `[..., dim]` whose last `turned` dims are turned."""
         whole = x.shape[-1] - (turned if self.plain else 0)
         coded = self._coded(x[..., :whole].reshape(*x.shape[:-1], -1, self.group))
-        return np.concatenate([coded.reshape(*x.shape[:-1], whole), x[..., whole:]], axis=-1)
+        plain = x[..., whole:].astype(ml_dtypes.bfloat16).astype(np.float64)
+        return np.concatenate([coded.reshape(*x.shape[:-1], whole), plain], axis=-1)
 
     def _coded(self, x: Floats) -> Floats:
         largest = {"e4m3": 448.0, "e2m1": 6.0}[self.codes]
@@ -77,7 +78,9 @@ class Form:
     `overlap`: entry j is pooled from windows j - 1 and j. `gated` False (rate 1): an entry is the token's row. `index` None:
     no indexer; "pool": its keys are pooled by a compressor of its own (V4); "latent": they are projected from the entry
     before its RoPE (V4.1). `q_norm`: q's rows are divided by their root mean square. `hadamard`: the indexer's q and keys are
-    turned by a Hadamard matrix. `row`, `entry`, `key`: how they are stored.
+    turned by a Hadamard matrix. `once`: what RoPE or a Hadamard matrix turned, the window's rows and keys that are projected are
+    rounded by their quantization alone, not to bf16 before it.
+    `row`, `entry`, `key`: how they are stored.
     """
 
     dim: int
@@ -95,6 +98,7 @@ class Form:
     theta: float = 160_000.0
     yarn: Yarn | None = None
     exact: bool = False
+    once: bool = False
     row: Codes = field(default_factory=lambda: Codes(64))
     entry: Codes = field(default_factory=lambda: Codes(64))
     key: Codes = field(default_factory=lambda: Codes(128, plain=False))
@@ -173,9 +177,7 @@ def layer(
     positions = np.arange(count)
     q = form.bf16(_unit(rows.q, form.eps)) if form.q_norm else rows.q
     q = form.bf16(turn(q, positions, form))
-    kept = form.bf16(turn(form.bf16(_unit(rows.kv, form.eps) * weights.kv_norm), positions, form))
-    if not form.exact:
-        kept = form.row.stored(kept, form.turned)
+    kept = _kept(form, rows.kv, weights.kv_norm)
     entries, keys, scores = np.zeros((0, form.dim)), None, None
     if owner is not None:
         entries, chosen = owner.entries, owner.picks
@@ -192,6 +194,16 @@ def layer(
     chosen = chosen if picks is None else picks
     o = np.stack([_attended(form, q[t], t, kept, entries[chosen[t]], weights.sinks) for t in range(count)])
     return Layer(kept, entries, keys, scores, chosen, turn(o, -positions, form))
+
+
+def _kept(form: Form, kv: Floats, weight: Floats) -> Floats:
+    """The window's rows as their cache holds them."""
+    positions, normed = np.arange(len(kv)), _unit(kv, form.eps) * weight
+    if form.exact:
+        return turn(normed, positions, form)
+    if form.once:
+        return form.row.stored(turn(normed, positions, form), form.turned)
+    return form.row.stored(form.bf16(turn(form.bf16(normed), positions, form)), form.turned)
 
 
 def turn(x: Floats, positions: NDArray[np.int64], form: Form) -> Floats:
@@ -249,10 +261,12 @@ def _pooled(form: Form, kv: Floats, gate: Floats | None, ape: Floats | None, nor
     return form.bf16(_unit(form.bf16(found), form.eps) * norm)
 
 
-def _placed(form: Form, latent: Floats, codes: Codes) -> Floats:
-    """Entries as their cache holds them: turned by the position of their first token, quantized."""
-    turned = form.bf16(turn(latent, np.arange(len(latent)) * form.rate, form))
-    return turned if form.exact else codes.stored(turned, form.turned)
+def _placed(form: Form, rows: Floats, codes: Codes) -> Floats:
+    """Entries or keys as their cache holds them: turned by the position of their first token, quantized."""
+    turned = turn(rows, np.arange(len(rows)) * form.rate, form)
+    if form.exact:
+        return turned
+    return codes.stored(turned if form.once else form.bf16(turned), form.turned)
 
 
 def _keys(form: Form, rows: Rows, weights: Weights, latent: Floats) -> Floats:
@@ -262,13 +276,15 @@ def _keys(form: Form, rows: Rows, weights: Weights, latent: Floats) -> Floats:
         keys = _pooled(form, rows.index_kv, rows.index_gate, weights.index_ape, weights.index_norm)
     else:
         assert weights.wk is not None
-        keys = form.bf16(_unit(form.bf16(latent @ weights.wk.T), form.eps) * weights.index_norm)
-    keys = form.bf16(turn(keys, np.arange(len(keys)) * form.rate, form))
-    return _index_stored(form, keys)
+        keys = _unit(form.bf16(latent @ weights.wk.T), form.eps) * weights.index_norm
+        keys = keys if form.once else form.bf16(keys)
+    keys = turn(keys, np.arange(len(keys)) * form.rate, form)
+    return _index_stored(form, keys if form.once else form.bf16(keys))
 
 
 def _index_stored(form: Form, x: Floats) -> Floats:
-    x = form.bf16(hadamard(x)) if form.hadamard else x
+    if form.hadamard:
+        x = hadamard(x) if form.once else form.bf16(hadamard(x))
     return x if form.exact else form.key.stored(x, form.turned)
 
 
@@ -276,7 +292,8 @@ def _scores(form: Form, rows: Rows, keys: Floats) -> Floats:
     """`[T, entries]`: what the indexer gives each entry; -inf where entry j is not whole at the token: (j + 1) * rate > t + 1."""
     assert rows.index_q is not None and rows.index_w is not None
     count = len(rows.index_q)
-    q = _index_stored(form, form.bf16(turn(rows.index_q, np.arange(count), form)))
+    q = turn(rows.index_q, np.arange(count), form)
+    q = _index_stored(form, q if form.once else form.bf16(q))
     scores = np.einsum("th,thj->tj", rows.index_w, np.maximum(np.einsum("thd,jd->thj", q, keys), 0))
     visible = np.arange(len(keys)) < (np.arange(count)[:, None] + 1) // form.rate
     return np.where(visible, scores, -np.inf)

@@ -37,6 +37,11 @@ TESTED: Final = {
     ("operations.md", "ops."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("presets.md", "from kvgen import"): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("quantization.md", "cache = Paged(..."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
+    ("operations.md", "cache=Latent("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
+    ("quantization.md", "from kvgen.spec.codebooks"): (
+        "tests/docs/test_every_block.py",
+        "test_operations_that_pages_show",
+    ),
     ("operations.md", "cache=State("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("operations.md", "cache=Ragged("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("quickstart.md", "cd engine"): ("tests/docs/test_programs.py", "test_a_new_project"),
@@ -138,7 +143,9 @@ def test_operations_that_pages_show() -> None:
             if not language and text.startswith("ops."):
                 for line in text.splitlines():
                     eval(line, scope)
-            elif not language and text.startswith(("cache=Ragged", "cache=State")):
+            elif text.startswith("from kvgen.spec.codebooks"):
+                exec(text, scope)
+            elif not language and text.startswith(("cache=Latent", "cache=Ragged", "cache=State")):
                 eval(text.split("=", 1)[1].split("#")[0].strip(), scope)
             elif not language and text.startswith("cache = Paged(..."):
                 exec(

@@ -182,6 +182,63 @@ def _find(arrays: Arrays) -> dict[str, Wanted]:
     return outs | {"errors": exact(np.array(words, np.uint64))}
 
 
+# Begins, counts and starts of runs of each block: with gaps, one over the next one, not ascending, past the rows.
+RUNS: Final = (
+    ((1, 9, 12), (6, 3, 9), (2, 0, 20)),
+    ((0, 8, 14), (9, 6, 10), (0, 0, 0)),
+    ((3, 2, 14), (4, 4, -1), (0, 3, -1)),
+    ((2, 6, 12), (4, 0, 40), (44, 16, 40)),
+)
+
+
+class RunRequests(Requests):
+    """The same, whose rows are runs."""
+
+    def __init__(self, arrays: Arrays, block: int) -> None:
+        super().__init__(arrays | {"offsets": np.zeros(4 * len(RUNS), np.int32), "named": np.zeros(0, np.int64)}, block)
+        at = slice(3 * block, 3 * block + 3)
+        self.begins, counts = (
+            [int(x) if x >= 0 else MAX for x in arrays[name].reshape(-1)[at]] for name in ("begins", "counts")
+        )
+        self.ends = [b + n for b, n in zip(self.begins, counts, strict=True)]
+
+    def whose(self, row: int) -> tuple[int, int, int, bool, bool]:
+        if row < self.begins[0]:
+            return 0, 0, 0, True, True
+        low, high = 0, BATCH
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.begins[middle] <= row else (low, middle)
+        before = self.ends[low - 1] if low else 0
+        after = min(self.begins[low + 1], ROWS) if low + 1 < BATCH else ROWS
+        valid = before <= self.begins[low] and self.ends[low] <= after
+        return low, self.begins[low], min(self.ends[low], MAX), valid and row >= self.ends[low], valid
+
+
+def _run_inputs() -> dict[str, Array]:
+    given = [np.array(own, np.int32).reshape(-1) for own in zip(*RUNS, strict=True)]
+    found: dict[str, Array] = dict(zip(("begins", "counts", "starts"), given, strict=True)) | memory()
+    outs = {name: np.zeros((len(RUNS), ROWS, 4), np.uint32) for name in ("tokens", "ranges")}
+    return found | outs | {"errors": np.zeros((len(RUNS), 2), np.uint64)}
+
+
+def _runs(arrays: Arrays) -> dict[str, Wanted]:
+    tokens, ranges, words = [], [], []
+    for block in range(len(RUNS)):
+        mine, last = RunRequests(arrays, block), RunRequests(arrays, block)
+        tokens.append([mine.token(row, block != 1) for row in range(ROWS)])
+        for b, begin, end, padding, valid in (last.whose(row) for row in range(ROWS)):
+            ranges.append((b, 0 if padding else begin, 0 if padding else end, padding | valid << 1))
+        if last.ends[-1] > ROWS:
+            last.report(OFFSETS, BATCH - 1, ROWS)
+        words.append([mine.word, last.word])
+    outs = {
+        "tokens": exact(np.array(tokens, np.uint32)),
+        "ranges": exact(np.array(ranges, np.uint32).reshape(4, ROWS, 4)),
+    }
+    return outs | {"errors": exact(np.array(words, np.uint64))}
+
+
 def _rows_inputs() -> dict[str, Array]:
     outs = {"k": (100, 4), "dims": (32, 4), "k_codes": (ROW, 1), "v": (ROW, 2), "k_scales": (SCALES, 2)}
     zeros: dict[str, Array] = {name: np.zeros((ROWS + 1, n), f"u{size}") for name, (n, size) in outs.items()}
@@ -219,6 +276,49 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
         "k_scales": floats(scales, "f16"),
         "named": floats(named),
     }
+
+
+# Slots of 24 pairs: drafts onto the places before them, one after another; some of no pair, outside the pool, onto themselves.
+MOVES: Final = (
+    *((3 * i + 2, i + 1) for i in range(10)),
+    *((-1, 30), (31, -1), (PAGES * TOKENS, 32), (33, -2), (2**40, 34), (35, 35), (36, -(2**63))),
+    *((39, 37), (38, 20), (37, 21), (19, 22), (18, 23), (17, 24), (16, 25)),
+)
+
+
+def _move_inputs() -> dict[str, Array]:
+    found: dict[str, Array] = {"offsets": np.array([o for o, _ in BLOCKS], np.int32)}
+    found |= {name: np.array(own, np.int64) for name, own in zip(("src", "dst"), zip(*MOVES, strict=True), strict=True)}
+    outs = {"pairs": np.zeros((12, 4), np.uint32), **{n: np.zeros((24, 4), np.uint32) for n in ("sources", "targets")}}
+    return found | memory() | outs | {"errors": np.zeros(13, np.uint64)}
+
+
+def _moves(arrays: Arrays) -> dict[str, Wanted]:
+    pairs, words, told = [], [], dict[str, list[Slot]](sources=[], targets=[])
+    for o, _ in BLOCKS:
+        for b in range(BATCH):
+            begin, end = o[b], o[b + 1]
+            around = o[max(b - 1, 0) : b + 3]
+            bad = begin != end and (list(around) != sorted(around) or end > ROWS)
+            words.append(~(min(begin, ROWS) << 32 | b << 8 | OFFSETS) % 2**64 if bad else 0)
+            pairs.append((b, 0, 0, 0) if bad else (b, begin, end, 2 if begin < end else 0))
+    reports = []
+    codes, scales = (arrays[name].reshape(PAGES, -1).copy() for name in ("codes", "scales"))
+    for i, (source, to) in enumerate(MOVES):
+        outside = -1 not in (source, to) and not (0 <= source < PAGES * TOKENS and 0 <= to < PAGES * TOKENS)
+        reports += [i << 32 | 7 << 8 | SLOT] if outside else []
+        none = outside or -1 in (source, to) or source == to
+        for name, slot in (("sources", source), ("targets", to)):
+            told[name].append((MAX, NONE, 0, 0) if none else (slot // TOKENS, NONE, slot % TOKENS, 0))
+        if none:
+            continue
+        for own, given, row in ((codes, "codes", ROW), (scales, "scales", SCALES)):
+            page, at = divmod(source, TOKENS)
+            what = arrays[given].reshape(PAGES, -1)[page, at * row : (at + 1) * row]
+            own[to // TOKENS, to % TOKENS * row : (to % TOKENS + 1) * row] = what
+    outs = {name: exact(np.array(own, np.uint32)) for name, own in (told | {"pairs": pairs}).items()}
+    outs |= {"codes": exact(codes.reshape(-1)), "scales": exact(scales.reshape(-1))}
+    return outs | {"errors": exact(np.array([*words, ~min(reports) % 2**64], np.uint64))}
 
 
 def _tokens_inputs() -> dict[str, Array]:
@@ -275,6 +375,8 @@ def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_copy_find", UNIT, "copy_find", _find_inputs, _find, ROWS, (len(BLOCKS), 1, 1)),
+        Probe("library_copy_find_runs", UNIT, "copy_find_runs", _run_inputs, _runs, ROWS, (len(RUNS), 1, 1)),
+        Probe("library_copy_moves", UNIT, "copy_moves", _move_inputs, _moves, 24),
         Probe("library_copy_rows", UNIT, "copy_rows", _rows_inputs, _rows, 64),
         Probe("library_copy_tokens", UNIT, "copy_tokens", _tokens_inputs, _tokens, 64),
         Probe("library_copy_pieces", UNIT, "copy_pieces", _pieces_inputs, _pieces, 64),

@@ -15,7 +15,7 @@ from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe
 from tests.golden_gpu.scan_probes import LENGTH, OFFSETS
 
-BATCH, ROWS, KEYS, TOKENS, HELD, BLOCKS = 37, 70, 48, 8, 45, 3
+BATCH, ROWS, KEYS, SPAN, HELD, BLOCKS = 37, 70, 48, 8, 45, 3  # SPAN: tokens of a tile, of 8 keys or of 4 for two each
 TILES: Final = 6
 FLOATS: Final = Rule("f32", any_nan=True)
 CODES, VALUES = ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16
@@ -49,7 +49,7 @@ class _Step:
     def __init__(self, arrays: Arrays, after: bool) -> None:
         self.offsets: list[int] = [x % 2**32 if x >= 0 else 2**32 - 1 for x in arrays["offsets"].tolist()]
         self.lengths: list[int] = arrays["lengths"].tolist()
-        self.after = after
+        self.after, self.rate = after, 2 if after else 1
 
     @property
     def wrong_total(self) -> bool:
@@ -66,7 +66,7 @@ class _Step:
         return None if self.lengths[b] < 0 or n > min(HELD, KEYS) else n
 
     def seen(self, b: int, i: int) -> int:
-        return max((self.tokens(b) or 0) - (self.rows(b) or 0) + i + 1, 0)
+        return max((self.tokens(b) or 0) - (self.rows(b) or 0) + i + 1, 0) // self.rate
 
     def request(self, row: int) -> int | None:
         """Whose row it is; None: nobody's. Halving, as offsets that decrease may have it."""
@@ -90,13 +90,13 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
         if not count or step.tokens(b) is None:
             continue
         seen = [(step.tokens(b) or 0) - count + (g + 1) * rows for g in range(-(-count // rows))]
-        if TOKENS % rows == 0:
-            tiles = [-(-n // TOKENS) if n > 0 else 0 for n in seen]
+        if SPAN % rows == 0:
+            tiles = [-(-(n // step.rate) // (SPAN // step.rate)) if n > 0 else 0 for n in seen]
         else:  # a tile has room for whole groups alone, and begins with one
             first = next((n for n in seen if n > 0), 0)
             blind = sum(n <= 0 for n in seen)
-            e = (first + TOKENS - 1 + rows - 1) // rows
-            tiles = [0] * blind + [(e + n) // (TOKENS // rows) for n in range(len(seen) - blind)]
+            e = (first + SPAN - 1 + rows - 1) // rows
+            tiles = [0] * blind + [(e + n) // (SPAN // rows) for n in range(len(seen) - blind)]
         pairs += [(b, g, t) for g, n in enumerate(tiles) for t in range(n)]
     each, more = divmod(len(pairs), BLOCKS)
     counts = [each + (i < more) for i in range(BLOCKS)]
@@ -105,7 +105,7 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
         last = min((g + 1) * rows, step.rows(b) or 0) - 1
         for i in range(g * rows, last + 1):
             row = step.offsets[b] + i
-            if step.request(row) == b and t * TOKENS < step.seen(b, last):
+            if step.request(row) == b and t * (SPAN // step.rate) < step.seen(b, last):
                 owners[row, t] = step.seen(b, i) << 8 | block + 1
     every, some = arrays["all"].copy(), arrays["some"].copy()
     faults = [(ROWS, BATCH - 1, OFFSETS)] if step.wrong_total else []
@@ -182,6 +182,60 @@ def _scores(kind: Any, heads: int, rows: int, arrays: Arrays) -> dict[str, Wante
     return {"out": Wanted(both.view(np.uint32), Rule("f32", any_zero=True)), "which": exact(which)}
 
 
+def _packed_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(303)
+    places = rng.permutation(140)[:128].astype(np.int32)
+    places[[0, 77]] = -1
+
+    def scales(*shape: int) -> Array:
+        return (rng.integers(125, 130, (*shape, 4)) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])).astype(np.uint32)
+
+    return {
+        "keys": rng.integers(0, 256, (140, 64), np.uint8),
+        "key_scales": scales(140),
+        "places": places,
+        "q": rng.integers(0, 256, (1, 32 * 64 + 16), np.uint8),
+        "q_scales": scales(1, 33).view(np.int32),
+        "weights": rng.integers(-2, 3, (1, 33)).astype(np.float32),
+        "out": np.zeros((2, 2, 128), np.float32),
+        "wide": np.zeros((128, 5), np.uint32),
+    }
+
+
+E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _numbers(codes: Array, scales: Array) -> Array:
+    """The values of packed codes `[..., 64]` with words of four exponents `[...]`."""
+    nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], 128)
+    exponents = (scales.astype(np.int64)[..., None] >> np.array([0, 8, 16, 24]) & 255) - 127
+    found: Array = E2M1[nibbles] * np.repeat(np.ldexp(1.0, exponents), 32, axis=-1)
+    return found
+
+
+def _packed(arrays: Arrays) -> dict[str, Wanted]:
+    """Sums of multiples of 2^-6, none of which needs more bits than f32 has; q's second row is nobody's."""
+    q = _numbers(arrays["q"][0, : 32 * 64].reshape(32, 64), arrays["q_scales"][0, :32].view(np.uint32))
+    k = _numbers(arrays["keys"], arrays["key_scales"])[arrays["places"]] * (arrays["places"] >= 0)[:, None]
+    weights = arrays["weights"][0, :32].astype(np.float64)
+    scores = np.stack([weights @ np.maximum(q @ k.T, 0), np.zeros(128)])
+    thread = np.arange(128, dtype=np.uint32)
+    word = (thread.astype(np.uint64) * 0x02468ACE & 0xFFFFFFFF).astype(np.uint32)
+    exponent = np.where(thread == 9, 0, 100 + thread // 2).astype(np.int64)
+    values = E2M1[word[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15] * np.ldexp(1.0, exponent - 127)[:, None]
+    pairs = values.astype(VALUES).view(np.uint16).astype(np.uint32).reshape(128, 4, 2)
+    words = pairs[..., 0] | pairs[..., 1] << 16
+    words[7] = 0x7FFF7FFF  # NaN
+    lane = thread % 4 * 2
+    own = sum(weights[lane + n] + weights[lane + n + 1] for n in range(0, 32, 8))
+    # Of 64 columns the first 32 are row 0's, the others the second row's, whose weights are 0.
+    total = (2 * own).astype(np.int32).view(np.uint32)
+    return {
+        "out": Wanted(np.stack([scores, scores]).astype(np.float32).view(np.uint32), Rule("f32", any_zero=True)),
+        "wide": exact(np.concatenate([words, total[:, None]], axis=1)),
+    }
+
+
 def _products_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(302)
     return {
@@ -243,4 +297,13 @@ def probes() -> list[Probe]:
         128,
         shared=192 * 128,
     )
-    return [*work, *scores, products]
+    packed = Probe(
+        "library_indexer_scores_packed",
+        "indexer_scores",
+        "indexer_scores_packed",
+        _packed_inputs,
+        _packed,
+        128,
+        shared=64 * 256 + 128 * 64 + 4 * 64 + 4 * 128,
+    )
+    return [*work, *scores, packed, products]

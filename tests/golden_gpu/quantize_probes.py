@@ -211,6 +211,48 @@ def _recipe(kernel: str, arrays: Arrays) -> dict[str, Wanted]:
     return {"scale": floats(both, kind), "codes": exact(in_memory(codes, dtype)), "out": floats(values)}
 
 
+BOOK: Final = (-2.5, -2, -1.5, -1.25, -1, -0.5, -0.25, -0.125, 0, 0.125, 0.5, 0.75, 1, 1.5, 2, 3)
+
+
+def _book_inputs() -> dict[str, Array]:
+    x = blocks()
+    halves = {n: np.zeros(len(x) // 2, np.uint16) for n in ("norms", "units")}
+    codes = {"codes": np.zeros(len(x), np.uint32), "rounded": np.zeros(4 * len(x), np.uint8)}
+    codes["thirds"] = np.zeros(len(x), np.uint32)
+    return {"in": pattern(x), **halves, **codes, "out": np.zeros(x.shape, np.uint32)}
+
+
+def _book(arrays: Arrays) -> dict[str, Wanted]:
+    """Norms of blocks of 16, codes of x / norm, codes of x / norm in f16; blocks of 8 under their largest magnitude."""
+    x = arrays["in"].view(np.float32).reshape(-1, 16)
+    unit, norm = (quant.choose(x, "i4", "f16", recipe, codebook=BOOK)[0] for recipe in ("unit", "norm"))
+    codes, rounded = (
+        quant.pack_nibbles(quant.quantize(x, s, None, "i4", codebook=BOOK)).reshape(-1) for s in (quant.norms(x), norm)
+    )
+    thirds = np.stack([quant.norms(x) / np.float32(3), np.zeros(len(x), np.float32)], axis=1)
+    eights = x.reshape(-1, 8)
+    scale = quant.choose(eights, "i4", "f32", codebook=BOOK)[0]
+    some = quant.quantize(eights, scale, None, "i4", codebook=BOOK)
+    return {
+        "norms": floats(norm, "f16"),
+        "units": floats(unit, "f16"),
+        "codes": exact(codes.view(np.uint32)),
+        "rounded": exact(rounded),
+        "thirds": floats(thirds.reshape(-1)),
+        "out": floats(quant.dequantize(some, scale, None, "i4", codebook=BOOK)),
+    }
+
+
+def _words_inputs() -> dict[str, Array]:
+    words = np.random.default_rng(98).integers(0, 2**32, 512, dtype=np.uint32)
+    return {"words": words, "out": np.zeros((512, 8), np.uint32)}
+
+
+def _words(arrays: Arrays) -> dict[str, Wanted]:
+    codes = arrays["words"][:, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15
+    return {"words": exact(arrays["words"]), "out": floats(np.array(BOOK, np.float32)[codes])}
+
+
 def _values_inputs() -> dict[str, Array]:
     outs = {n: np.zeros((256, 512), np.uint32) for n in ("most", "two_level")}
     return {"bytes": np.arange(256, dtype=np.uint8), **outs}
@@ -246,6 +288,8 @@ def probes() -> list[Probe]:
         probe("library_quantize_scales", _scales_inputs, _scales, len(amaxes()), []),
         probe("library_quantize_powers", _powers_inputs, _powers, len(amaxes()), []),
         probe("library_quantize_exponents", _exponents_inputs, _exponents, 256, []),
+        probe("library_recipe_book", _book_inputs, _book, 512, []),
+        probe("library_recipe_book_words", _words_inputs, _words, 512, []),
         probe("library_recipe_nvfp4_values", _values_inputs, _values, 64 * 256, [SINGLE], 64),
     ]
     for kernel in RECIPES:

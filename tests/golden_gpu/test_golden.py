@@ -91,7 +91,7 @@ CALLED_IN = {
     **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
     "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),
     "stored": (f"{KERNELS}/stored.cu", f"{KERNELS}/copy_rows.cu"),
-    "copy_rows": (f"{KERNELS}/copy_rows.cu",),
+    **dict.fromkeys(("copy_rows", "row_runs", "move_tokens"), (f"{KERNELS}/copy_rows.cu",)),
     "convert_rows": (f"{KERNELS}/convert_rows.cu",),
     "plan_kv": (f"{KERNELS}/plan_kv.cu",),
     "plan_keys": (f"{KERNELS}/plan_keys.cu",),
@@ -102,15 +102,15 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    **dict.fromkeys(("quantize", "e8m0"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu"),
+    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
+    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu", f"{KERNELS}/quantize.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
-        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "packed_blocks", "pad_heads"),
         (f"{KERNELS}/head_steps.cu",),
     ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),
@@ -121,19 +121,25 @@ CALLED_IN = {
             "fp4_tables",
             "tile_channels",
             "latent",
+            "latent_pairs",
             "latent_tile",
             "latent_wgmma",
             "wgmma",
         )
     },
     "indexer_work": (f"{KERNELS}/indexer_work.cu",),
-    **dict.fromkeys(("indexer_scores", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)),
+    **dict.fromkeys(
+        ("indexer_scores", "indexer_packed", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)
+    ),
     "split_kv": (f"{KERNELS}/split_kv.cu", f"{KERNELS}/row_wgmma.cu"),
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy", "tile_tables"), (f"{KERNELS}/mma_tile.cu",)),
     "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
-    **{name: (f"{KERNELS}/{name}.cu",) for name in ("page_lists", "merge_states", "seal_group", "states")},
+    **{
+        name: (f"{KERNELS}/{name}.cu",)
+        for name in ("key_lists", "page_lists", "pool_tokens", "merge_states", "seal_group", "states")
+    },
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),

@@ -32,7 +32,13 @@ def without(name: str, *fields: str) -> dict[str, Any]:
 
 def model_in(text: str) -> Model:
     """The model a spec's text builds, without importing the operations."""
-    shared, assignment = ast.parse(text).body[-2:]
+    *before, shared, assignment = ast.parse(text).body
+    known = dict(vars(model_module))
+    for statement in before:  # ropes that kinds of layers share
+        if isinstance(statement, ast.Assign):
+            assert isinstance(statement.targets[0], ast.Name)
+            code = compile(ast.Expression(statement.value), "spec", "eval")
+            known[statement.targets[0].id] = eval(code, {"__builtins__": {}}, known)
     assert isinstance(assignment, ast.Assign)
     if isinstance(shared, ast.Assign):  # of several sets
         node = shared.value
@@ -41,6 +47,6 @@ def model_in(text: str) -> Model:
         first = assignment.value.elts[0] if isinstance(assignment.value, ast.List) else assignment.value
         assert isinstance(first, ast.Call)
         node = next(keyword.value for keyword in first.keywords if keyword.arg == "model")
-    built = eval(compile(ast.Expression(node), "spec", "eval"), {"__builtins__": {}}, vars(model_module))
+    built = eval(compile(ast.Expression(node), "spec", "eval"), {"__builtins__": {}}, known)
     assert isinstance(built, Model)
     return built

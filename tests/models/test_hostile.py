@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from kvgen import models
 from kvgen.errors import ConfigError
+from kvgen.models.compressed_text import PRESETS as OF_ROWS
 from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.layers import Checkpoint
 from kvgen.spec.model import Model
@@ -186,31 +187,40 @@ CALLS = {
         "Mla",
         "Rope",
     ),
+    *("Compressed", "Indexer", "Keys"),
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
 OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode", "MergeStates"}
+OPERATIONS |= {"AttentionOutput", "IndexerQuery", "IndexerScores", "ListKeys", "Pool", "RemapIndices"}
+PRESETS = {*OF_ROWS, *OF_ROWS.values()}
+SHARED = ("window_rope", "rope", "model")
 
 
 def check_harmless(text: str) -> None:
-    """A docstring, one import from kvgen, and one assignment made of constructor calls and plain literals."""
+    """A docstring, one import from kvgen, and assignments made of constructor calls and plain literals, of `kernels` at last."""
     docstring, imports, *shared, assignment = ast.parse(text).body
     assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant)
     assert isinstance(docstring.value.value, str)
     assert isinstance(imports, ast.ImportFrom) and (imports.module, imports.level) == ("kvgen", 0)
-    assert {alias.name for alias in imports.names} <= CALLS | {"ops"}
+    assert {alias.name for alias in imports.names} <= CALLS | {"ops", "presets"}
     assert not any(alias.asname for alias in imports.names)
-    assert len(shared) <= 1, "the model of several sets"
-    for statement, name in zip((*shared, assignment), ("model", "kernels")[1 - len(shared) :], strict=True):
+    named = []
+    for statement in (*shared, assignment):
         assert isinstance(statement, ast.Assign) and len(statement.targets) == 1
-        assert isinstance(statement.targets[0], ast.Name) and statement.targets[0].id == name
+        assert isinstance(statement.targets[0], ast.Name)
+        named.append(statement.targets[0].id)
         check_value(statement.value)
+    assert named[-1] == "kernels" and named[:-1] == [name for name in SHARED if name in named], (
+        "what several sets share"
+    )
 
 
 def check_value(node: ast.expr) -> None:
     if isinstance(node, ast.Call):
         func = node.func
         if isinstance(func, ast.Attribute):
-            assert isinstance(func.value, ast.Name) and func.value.id == "ops" and func.attr in OPERATIONS
+            assert isinstance(func.value, ast.Name)
+            assert func.attr in {"ops": OPERATIONS, "presets": PRESETS}[func.value.id]
         else:
             assert isinstance(func, ast.Name) and func.id in CALLS
         assert not node.args and all(keyword.arg for keyword in node.keywords)
@@ -225,7 +235,7 @@ def check_value(node: ast.expr) -> None:
             check_value(key)
             check_value(value)
     elif isinstance(node, ast.Name):
-        assert node.id == "model"
+        assert node.id in SHARED
     else:
         assert isinstance(node, ast.Constant), ast.dump(node)
         if isinstance(node.value, str):

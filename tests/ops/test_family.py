@@ -6,6 +6,7 @@ decode and, where it matters to them, by append by slots (family.operations_of, 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from kvgen.layout.dtypes import dtype
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import batches
-from tests.support.engine_sets import ENGINES, QUANTIZED
+from tests.support.engine_sets import ENGINES, QUANTIZED, RECORDS
 from tests.support.harness import check_append, check_decode, check_gather, index_name, offsets_of
 from tests.support.sets import FAMILY, having
 
 SETS = FAMILY | ENGINES | QUANTIZED
+if "KVGEN_FAMILY" not in os.environ:
+    SETS = {name: kernels for name, kernels in SETS.items() if name not in RECORDS}
 GATHER = frozenset(having(SETS, "gather"))
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvgen import CSR, KernelSet, Layout, Paged, ops, presets
+from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.indexer import TOKENS
 from kvgen.reference import Scored, indexer_scores
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
-# Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, unseen keys left alone; values of 16 bits.
+# Codes widened to f16, drafts of three rows; products of warpgroups, two rows each, of keys that stand for four tokens, unseen
+# ones left alone; values of 16 bits; codes of 4 bits.
 SETS = {
     kernels.name: kernels
     for kernels in (
@@ -35,7 +38,17 @@ SETS = {
         KernelSet(
             name="scores_groups",
             q_heads=32,
-            cache=presets.vllm_indexer(page_size=48),
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=48,
+                rate=4,
+                stores="k",
+                layout=Layout(kv="page token head dim", layers="pointers"),
+                lengths="after",
+                quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", place="page"),
+            ),
             ops=[ops.IndexerScores(rows=2, fill=False, index_dtype="i64")],
             arch=["sm_90a"],
         ),
@@ -53,6 +66,29 @@ SETS = {
             ),
             ops=[ops.IndexerScores()],
             arch=["sm_89"],
+        ),
+        KernelSet(
+            name="scores_packed",
+            q_heads=16,
+            cache=Paged(
+                dtype="bf16",
+                kv_heads=1,
+                head_dim=128,
+                page_size=16,
+                stores="k",
+                layout=Layout(kv="page token head dim", layers="pointers"),
+                lengths="after",
+                quant=Quant(
+                    dtype="e2m1",
+                    scale_dtype="e8m0",
+                    block=Block(dim=32),
+                    recipe="pow2",
+                    amax_min=6 * 2.0**-126,
+                    place="page",
+                ),
+            ),
+            ops=[ops.IndexerScores(rows=2)],
+            arch=["sm_80"],
         ),
     )
 }
@@ -73,11 +109,24 @@ def scores_scene(kernels: KernelSet, batch: Batch, total: int) -> tuple[Scene, R
     quant = scene.cache.quants["k"]
     kind = quant.codes.name if quant is not None else scene.cache.dtype
     shape = (kernels.q_heads, scene.cache.head_dim)
-    q, _ = rows_array(total, shape, kind, strided=batch.strided)
-    q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
+    if kind == "e2m1":
+        q, _ = rows_array(total, (shape[0], shape[1] // 2), "u8", strided=batch.strided)
+        q[...] = scene.rng.integers(0, 256, q.shape)
+    else:
+        q, _ = rows_array(total, shape, kind, strided=batch.strided)
+        q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
     weights, _ = rows_array(total, shape[:1], "f32", strided=batch.strided)
     weights[...] = scene.rng.standard_normal((total, shape[0])) * np.float32(0.1)
     return scene, q, weights
+
+
+def scales_of(scene: Scene, q: Raw) -> dict[str, Raw]:
+    """Four e8m0 scales a head where q is codes of 4 bits; the same for the same row, wherever it stands."""
+    if q.dtype != np.uint8:
+        return {}
+    scales, _ = rows_array(len(q), q.shape[1:2], "i32", strided=scene.batch.strided)
+    scales[...] = (q[..., :4].astype(np.int64) % 7 + 122) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
+    return {"q_scales": scales}
 
 
 def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = None) -> tuple[Raw, Scored]:
@@ -86,9 +135,9 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     logits, around = rows_array(len(q), (room,), "f32", strided=scene.batch.strided)
     before = np.array(logits)
     (keys,) = scene.rows()
-    wanted = indexer_scores(scene.view, keys, q, weights, room, rows=op.rows, row_offsets=offsets)
+    given = scales_of(scene, q) | ({} if offsets is None else {"row_offsets": offsets})
+    wanted = indexer_scores(scene.view, keys, q, weights, room, rows=op.rows, **given)
     pool = scene.snapshot()
-    given: dict[str, Any] = {} if offsets is None else {"row_offsets": offsets}
     run = Run(scene, op.name, launcher(scene, op.name), q=q, weights=weights, logits=logits, **given)
     run.expect_word(wanted.errors)
     hold_memory(scene, pool)
@@ -105,11 +154,23 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     return logits, wanted
 
 
+@contextmanager
+def few_blocks(kernels: KernelSet, most: int) -> Iterator[None]:
+    """At most so many blocks take all work, as a GPU's multiprocessors do; here a launch has one a tile."""
+    kernel = package(kernels).indexer_scores.KERNEL
+    before = kernel.grid
+    object.__setattr__(kernel, "grid", lambda dims: (min(most, before(dims)[0]), 1, 1))
+    try:
+        yield
+    finally:
+        object.__setattr__(kernel, "grid", before)
+
+
 @st.composite
 def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, bool]:
     """A batch whose new tokens are rows of q: any number of each request, or, without offsets, as many of every one."""
-    page, most = kernels.cache.page_tokens or 1, op_of(kernels).rows
-    edges = sorted({0, 1, 2, 5} | {n + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
+    page, most, rate = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.entry_tokens
+    edges = sorted({0, 1, 2, 5} | {n * rate + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
     ragged = draw(st.booleans())
     count = draw(st.integers(0, 3))
     totals = sorted(draw(st.sampled_from(edges)) for _ in range(count))
@@ -140,13 +201,14 @@ def test_a_step(name: str, data: Any) -> None:
     scene, q, weights = scores_scene(kernels, batch, total)
     kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
     offsets = offsets_of(batch.new, kind, batch.leading) if ragged else None
-    call(scene, q, weights, max(batch.totals, default=0) + 3, offsets)
+    with few_blocks(kernels, data.draw(st.sampled_from((1, 2, 5, 1000)))):
+        call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
 
 
 def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fields: Any) -> tuple[Scene, Raw, Raw, Raw]:
-    """A scene with these requests, its q, weights and offsets."""
+    """A scene whose requests have so many keys, its q, weights and offsets."""
     kernels = SETS[name]
-    batch = replace(PLAIN, totals=totals, new=new, **fields)
+    batch = replace(PLAIN, totals=tuple(n * kernels.cache.entry_tokens for n in totals), new=new, **fields)
     scene, q, weights = scores_scene(kernels, batch, sum(new) + batch.padding)
     kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
     return scene, q, weights, offsets_of(new, kind)
@@ -154,10 +216,11 @@ def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fiel
 
 @pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
 def test_a_prompt_among_many_requests(name: str) -> None:
-    """More requests than a block has threads, and a prompt whose groups begin in the middle of tiles."""
-    totals = (*([3] * 140), 290)
+    """More requests than a block has threads, and a prompt of more tiles than a ring has, which three blocks share."""
+    totals = (*([3] * 140), 700)
     scene, q, weights, offsets = ragged_step(name, totals, (*([0, 1] * 70), 9))
-    call(scene, q, weights, 300, offsets)
+    with few_blocks(SETS[name], 3):
+        call(scene, q, weights, 710, offsets)
 
 
 def test_requests_do_not_see_each_other() -> None:
@@ -187,7 +250,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("wrong", VICTIMS)
-@pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
+@pytest.mark.parametrize("name", ["scores_groups", "scores_packed"])
 def test_hostile_data(name: str, wrong: str) -> None:
     """Whatever a request's pages, length and offsets are: it is NaN there, which is reported, and others keep their bits."""
     scene, q, weights, offsets = ragged_step(name, (60, 90, 40), (3, 4, 2))
@@ -197,7 +260,8 @@ def test_hostile_data(name: str, wrong: str) -> None:
     if wrong in ("page", "minus_one"):
         table[1, 0] = scene.pages if wrong == "page" else -1
     elif wrong in ("length", "room"):
-        lengths[1] = table.shape[1] * scene.tokens + 1 if wrong == "length" else room + 1
+        keys = table.shape[1] * scene.tokens + 1 if wrong == "length" else room + 1
+        lengths[1] = keys * scene.cache.entry_tokens
     elif wrong == "minus":
         lengths[1] = -5
     elif wrong == "decrease":
@@ -213,6 +277,17 @@ def test_hostile_data(name: str, wrong: str) -> None:
         assert np.isnan(wanted.logits[3:7, :2]).all()
         for rows in (slice(0, 3), slice(7, 9)):
             assert found[rows, :40].tobytes() == was[rows, :40].tobytes()
+
+
+@settings(max_examples=6)
+@given(offsets=st.lists(st.integers(-1, 11), min_size=7, max_size=7), blocks=st.sampled_from((1, 3)))
+@example(offsets=[0, 4, 8, 2, 3, 4, 9], blocks=1)  # rows 3 and 4 are two requests', if none but their own offsets count
+def test_offsets_that_contradict_each_other(offsets: list[int], blocks: int) -> None:
+    """A row is of one request, or of none; whoever else claims it leaves it alone."""
+    scene, q, weights, given_offsets = ragged_step("scores_widened", (60, 20, 40, 17, 16, 33), (2, 1, 3, 2, 1, 0))
+    given_offsets[...] = offsets
+    with few_blocks(scene.kernels, blocks):
+        call(scene, q, weights, 70, given_offsets)
 
 
 def test_without_offsets_rows_can_be_missing() -> None:

@@ -17,7 +17,7 @@ from kvgen.spec.rate import block_entries
 from tests.ops.test_fused import call_of, check
 from tests.support.append_sets import SETS
 from tests.support.batches import PLAIN, batches
-from tests.support.harness import check_gather, index_name, offsets_of, package
+from tests.support.harness import check_decode, check_gather, index_name, offsets_of, package, queries
 from tests.support.scenes import Scene
 from tests.support.slots import check_slots
 from tests.support.step_lengths import scene_of
@@ -95,6 +95,29 @@ def test_pages_that_are_none() -> None:
     scene = Scene(KERNELS, silent, silent.totals)
     scene.tables["page_table"][...] = 2**31 - 1  # tokens 25 and 29 end no entry: no page is looked up
     assert check_slots(scene, "slot_mapping", 2, offsets_of((1, 1), "i32"))[0] == 0
+
+
+DECODE = KernelSet(
+    name="rate_decode",
+    q_heads=4,
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim=16, page_size=5, rate=3),
+    ops=[ops.Decode(rows=3)],
+    arch=["sm_80"],
+)
+
+
+def test_decode_sees_whole_entries() -> None:
+    """Rows at every phase, one to three a request, lengths that do not count them: a row at position p sees (p + 1) // 3 entries,
+    and nothing of those behind, which are NaN."""
+    totals, counts = (1, 2, 3, 4, 17, 18, 19, 95), (1, 2, 3, 1, 3, 3, 3, 2)
+    before = [n - count for n, count in zip(totals, counts, strict=True)]
+    scene = Scene(DECODE, replace(PLAIN, totals=totals, new=counts), before)
+    scene.fill(totals)
+    q = queries(scene, sum(counts))
+    out, lse, wanted = check_decode(scene, q, row_offsets=offsets_of(counts, "i32"))
+    seen = [(n - count + i + 1) // 3 for n, count in zip(totals, counts, strict=True) for i in range(count)]
+    assert [len(one.k) for one in wanted.seen if one is not None] == seen
+    assert lse is not None and all(np.isneginf(lse[i]).all() and not out[i].any() for i, n in enumerate(seen) if n == 0)
 
 
 def test_every_operation_is_for_rates_or_refused() -> None:

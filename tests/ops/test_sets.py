@@ -81,6 +81,7 @@ def test_gather_meets_every_way_to_store() -> None:
         "pow2",
         "max",
         "global",
+        "min",
     }
     assert {q.own_table for q in quants} == {q.zero for q in quants} == {True, False}
     assert any(q.residual for q in quants) and {c.layout.layers for c in caches} == {"axis", "pointers"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen import Indirect, KernelSet, Paged, ops
+from kvgen.reference import to_dense
 from kvgen.runtime import Fault, describe
-from tests.support.batches import batches
-from tests.support.harness import index_name, offsets_of
+from tests.support.batches import PLAIN, batches
+from tests.support.harness import index_name, offsets_of, surroundings
+from tests.support.memory import CANARY, rows_array
 from tests.support.page_lists import (
     BATCH,
     SETS,
@@ -22,7 +26,8 @@ from tests.support.page_lists import (
     having,
     spoil,
 )
-from tests.support.step_lengths import scene_of
+from tests.support.scenes import Scene
+from tests.support.step_lengths import go, scene_of
 
 
 @pytest.mark.parametrize("name", TO_DENSE)
@@ -98,3 +103,44 @@ def test_bad_offsets(at: int, value: int) -> None:
         offsets[at] = np.array(value, np.int64).astype(offsets.dtype)
         report = describe(check_to_csr(scene, "to_csr", 40, offsets)[0])
         assert report is not None and report.code is Fault.ROW_OFFSETS
+
+
+SLOTS = KernelSet(
+    name="lists_of_grouped_slots",
+    q_heads=1,
+    cache=Paged(dtype="f16", kv_heads=1, head_dim=8, page_size=1, table=Indirect()),
+    ops=[ops.ToDense(page_tokens=4, fill=-1)],
+    arch=["sm_90a"],
+)
+
+
+@pytest.mark.parametrize("damage", ["none", "columns", "slot", "past", "length"])
+def test_slots_of_whole_pages(damage: str) -> None:
+    """Slots of an allocator that hands out pages of 4 tokens: one id for each of them, the page of its first slot. A page that
+    does not begin at a multiple of 4, or past the pool, is reported and left out."""
+    totals = (9, 0, 16, 3)
+    scene = Scene(SLOTS, replace(PLAIN, totals=(12, 0, 16, 8), new=(2, 0, 1, 3)), (7, 0, 15, 0))
+    pages, table = iter(scene.rng.permutation(scene.pages // 4).tolist()), scene.tables["req_to_token"]
+    wanted = np.full((4, 3 if damage == "columns" else 5), -1)
+    for b, total in enumerate(totals):
+        for i in range(-(-total // 4)):
+            page = next(pages)
+            wanted[b, i : i + 1] = page
+            table[scene.row(b), 4 * i : 4 * i + 4] = (page * 4 + np.arange(4))[: table.shape[1] - 4 * i]
+    faults = {"slot": (Fault.SLOT, 2, 8), "past": (Fault.PAGE_ID, 2, 8), "length": (Fault.LENGTH, 2, 0)}
+    if damage in ("slot", "past"):
+        table[scene.row(2), 8] += 1 if damage == "slot" else scene.pages
+        wanted[2, 2] = -1
+    elif damage == "length":
+        scene.tables["lengths"] = np.array([7, 0, -1, 0], scene.tables["lengths"].dtype)
+        wanted[2] = -1
+    out, around = rows_array(4, (wanted.shape[1],), "i32", strided=True)
+    oracle, offsets = out.copy(), offsets_of((2, 0, 1, 3), scene.cache.lengths_dtype)
+    word = to_dense(scene.view, oracle, fill=-1, row_offsets=offsets, page_tokens=4)
+    assert go(scene, "to_dense", page_table=out, row_offsets=offsets) == word
+    for found in (out, oracle):
+        np.testing.assert_array_equal(found, wanted)
+    assert (surroundings(out, around) == CANARY).all(), "written beside the table"
+    report = describe(word)
+    expected = {"none": None, "columns": (Fault.POSITION, 2, 12)} | faults
+    assert (report and (report.code, report.request, report.position)) == expected[damage]

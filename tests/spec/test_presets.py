@@ -29,7 +29,13 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 def test_every_preset_has_an_engine_here() -> None:
     orders = {f"vllm_packed_{order}" for order in ("heads_first", "heads_outermost", "layers_inside", "per_token_head")}
-    more = {"flashinfer_nvfp4_swizzled", "sglang_fp4", "kvbm_operational_hnd", "vllm_xpacked_fp8"}
+    more = {
+        "flashinfer_nvfp4_swizzled",
+        "sglang_fp4",
+        "kvbm_operational_hnd",
+        "vllm_xpacked_fp8",
+        "flashmla_v41_footer",
+    }
     assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
     assert found == set(presets.__all__)
@@ -134,6 +140,8 @@ TABLES = {
     "tensorrt": (PerKV, "i32", "after", "i32"),
     "sglang": (Indirect, "i32", "after", "i64"),
     "sglang_indexer": (Dense, "i32", "after", "i64"),
+    "sglang_v4": (Dense, "i32", "after", "i64"),
+    "flashinfer_v4": (Dense, "i32", "after", "i32"),
     "flashmla": (Dense, "i32", "after", "i32"),
     "flash_attention": (Dense, "i32", "before", "i32"),
     "flash_attention_varlen": (Offsets, "i32", "after", "i32"),
@@ -183,6 +191,15 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "vllm_packed_per_token_head": ("i8", "f32", "computed", "amax", "row"),
     "vllm_turboquant": ("u4", "f16", "computed", "min", "row"),
     "vllm_xpacked_fp8": ("e4m3", *GIVEN),
+    "flashinfer_v4_nvfp4": ("e2m1", "e4m3", "computed", "amax", "page"),
+    "flashmla_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "flashmla_v41": ("e4m3", "e8m0", "computed", "pow2", "row"),
+    "flashmla_v41_footer": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "sglang_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "sglang_v4_fp4": ("e2m1", "e8m0", "computed", "pow2", "row"),
+    "vllm_indexer_fp4": ("e2m1", "e8m0", "computed", "pow2", "page"),
+    "vllm_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "vllm_v41": ("e4m3", "e8m0", "computed", "pow2", "page"),
 }
 PLAIN = {
     "flash_attention",
@@ -220,7 +237,9 @@ def test_quantizations(name: str) -> None:
         scales = segments[0].scales
         if scales is not None and scales.array:
             assert (scales.array, scales.heads, scales.groups) == (f"{role}_scale", 1, 1)
-        assert segments[0].global_scale == (f"{role}_global_scale" if "nvfp4" in name and "max" not in name else "")
+        assert segments[0].global_scale == (
+            f"{role}_global_scale" if "nvfp4" in name and "max" not in name and "v4_" not in name else ""
+        )
 
 
 def test_kivi_quantizes_keys_per_channel_and_values_per_token() -> None:

@@ -100,6 +100,11 @@ CASES: list[Case] = [
     ),
     (
         paged,
+        {"quant": int4(codebook=tuple(range(16)), recipe="norm", block=Block(dim=48))},
+        "quant: got block.dim=48 with recipe='norm' for rows of 128; norms are of whole blocks; use one of its divisors",
+    ),
+    (
+        paged,
         {"quant": fp8(block=Block(head=3))},
         "quant: got block.head=3 with kv_heads=8; blocks of heads divide them",
     ),

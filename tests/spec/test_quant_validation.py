@@ -31,6 +31,7 @@ def groups(tokens: int, **fields: Any) -> Quant:
 
 Case = tuple[Callable[..., object], dict[str, Any], str]
 
+BOOK = tuple(range(-8, 8))
 CASES: list[Case] = [
     (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4' or 'e2m1'"),
     (
@@ -44,7 +45,11 @@ CASES: list[Case] = [
         "Quant.group: unknown field; Quant has dtype, scale_dtype, block, scale, zero,",
     ),
     (fp8, {"scale": "static"}, "Quant.scale: got 'static'; input should be 'computed' or 'given'"),
-    (fp8, {"recipe": "mean"}, "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'max' or 'global'"),
+    (
+        fp8,
+        {"recipe": "mean"},
+        "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'norm', 'unit', 'max' or 'global'",
+    ),
     (fp8, {"place": "block"}, "Quant.place: got 'block'; input should be 'pool', 'page' or 'row'"),
     (fp8, {"order": "tiled"}, "Quant.order: got 'tiled'; input should be 'linear' or 'swizzled'"),
     (fp8, {"residual": 1}, "Quant.residual: got 1; input should be greater than or equal to 2"),
@@ -70,6 +75,28 @@ CASES: list[Case] = [
         int4,
         {"recipe": "min"},
         "recipe: got 'min' with dtype='i4' and scale_dtype='f16'; least values stand in the place of",
+    ),
+    (int4, {"recipe": "norm"}, "recipe: got 'norm' without a codebook, whose codes norms scale; give codebook=(...)"),
+    (
+        fp8,
+        {"codebook": BOOK},
+        "codebook: got one with dtype='e4m3', zero=False, scale='computed', residual=None; its codes",
+    ),
+    (int4, {"codebook": BOOK, "zero": True}, "codebook: got one with dtype='i4', zero=True"),
+    (
+        int4,
+        {"codebook": BOOK, "recipe": "min"},
+        "recipe: got 'min' with dtype='i4' and scale_dtype='f16'; least values",
+    ),
+    (
+        int4,
+        {"codebook": BOOK[:8]},
+        "codebook: got 8 numbers from -8.0 on; codes of 4 bits stand for 16 numbers, ascending",
+    ),
+    (
+        int4,
+        {"codebook": BOOK[::-1]},
+        "codebook: got 16 numbers from 7.0 on; codes of 4 bits stand for 16 numbers, ascending",
     ),
     (fp8, {"recipe": "max"}, "recipe: got 'max' with dtype='e4m3' and scale_dtype='f32'; e4m3 scales are nvfp4's:"),
     (

@@ -373,13 +373,13 @@ SETS: Final = {
         KernelSet(
             name="fused_rate",
             q_heads=4,
-            cache=Latent(dtype="bf16", latent_dim=24, rope_dim=8, page_size=3, rate=4, lengths="after"),
+            cache=Latent(dtype="bf16", latent_dim=24, rope_dim=8, page_size=5, rate=4, lengths="after"),
             ops=[ops.Append(rope=YARN, k_norm=RmsNorm(), q_out="none"), ops.SlotMapping(), ops.Gather()],
             arch=["sm_90a"],
         ),
         _set(
             "rate_padded",
-            Paged(dtype="f16", head_dim=16, table=CSR(), rate=3, quant=_FP8, kv_heads=2, page_size=2),
+            Paged(dtype="f16", head_dim=16, table=CSR(), rate=3, quant=_FP8, kv_heads=2, page_size=4),
             rows="padded",
             rope=NEOX,
             angles="halves",
@@ -418,10 +418,10 @@ SETS: Final = {
         ),
         _set(
             "hadamard_q",
-            Paged(dtype="f32", kv_heads=1, head_dim=512, page_size=16),
+            Paged(dtype="f32", kv_heads=1, head_dim=64, page_size=16),
             2,
             inputs="q",
-            rope=Rope(style="interleaved", theta=1e4, dim=128),
+            rope=Rope(style="interleaved", theta=1e4, dim=16),
             hadamard="qk",
             q_out="e4m3",
         ),

@@ -29,6 +29,7 @@ ENGINES = {
         with_operations("vllm_mla", presets.vllm_mla(page_size=16), ()),
         with_operations("vllm_mla_fp8", presets.vllm_mla_fp8(page_size=16), ("gather", "append_slots")),
         with_operations("vllm_indexer", presets.vllm_indexer(page_size=16), ("gather",)),
+        with_operations("vllm_turboquant", presets.vllm_turboquant(dtype="bf16", page_size=16, **_SMALL), ("gather",)),
         with_operations("vllm_nvfp4", presets.vllm_nvfp4(dtype="bf16", **_SMALL), ("gather",)),
         with_operations("sglang_mla", presets.sglang_mla(fp8=True), ()),
         with_operations("sglang_mla_fp8", presets.sglang_mla_fp8(), ()),
@@ -48,6 +49,22 @@ ENGINES = {
         ),
     )
 }
+
+# Their records are those of tests/ops/test_records.py, which every run writes and reads; a campaign has them at their own sizes.
+RECORDS = {
+    s.name: s
+    for s in (
+        with_operations("flashmla_v4", presets.flashmla_v4(page_size=5), ("gather",)),
+        with_operations("flashmla_v41", presets.flashmla_v41(page_size=8), ()),
+        with_operations("flashinfer_v4_nvfp4", presets.flashinfer_v4_nvfp4(page_size=4), ()),
+        with_operations("vllm_v4", presets.vllm_v4(block_tokens=8), ()),
+        with_operations("vllm_v41", presets.vllm_v41(block_tokens=8), ()),
+        with_operations("vllm_indexer_fp4", presets.vllm_indexer_fp4(page_size=8), ()),
+        with_operations("sglang_v4", presets.sglang_v4(page_tokens=8), ()),
+        with_operations("sglang_v4_fp4", presets.sglang_v4_fp4(page_tokens=8), ()),
+    )
+}
+ENGINES |= RECORDS
 
 # Keys quantized in groups of tokens, and scales with a table of their own.
 _SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 16, "page_size": 8}

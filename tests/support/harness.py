@@ -22,6 +22,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, append, decode, gather, seal
 from kvgen.reference.elements import Elements
+from kvgen.reference.gather import Runs
 from kvgen.reference.segments import Coded, Plain
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
@@ -208,7 +209,7 @@ def _same_nans(roles: Sequence[Rows]) -> None:
                     part.scales.write(page, token, row)
 
 
-def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | None) -> list[Raw]:
+def check_gather(scene: Scene, rows: int, *, row_offsets: Raw | Runs, starts: Raw | None) -> list[Raw]:
     """Gather and compare every byte, those around and between the outputs' rows too; returns the outputs."""
     outs, memory = {}, []
     for name, role in zip(("k_out", "v_out"), scene.rows(), strict=False):
@@ -216,7 +217,10 @@ def check_gather(scene: Scene, rows: int, *, row_offsets: Raw, starts: Raw | Non
         memory.append(around)
     wanted = gather(scene.view, scene.rows(), list(outs.values()), row_offsets=row_offsets, starts=starts)
     pool = scene.snapshot()
-    run = Run(scene, "gather", launcher(scene, "gather"), **outs, row_offsets=row_offsets, starts=starts)
+    places = {"row_offsets": row_offsets}
+    if isinstance(row_offsets, Runs):
+        places = {"row_begins": row_offsets.begins, "row_counts": row_offsets.counts}
+    run = Run(scene, "gather", launcher(scene, "gather"), **outs, **places, starts=starts)
     for out, right, around, role in zip(outs.values(), wanted.outputs, memory, scene.rows(), strict=True):
         assert np.isnan(out[wanted.failed].astype(np.float32)).all()
         _same_values(out[~wanted.failed], right[~wanted.failed], role)

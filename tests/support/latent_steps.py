@@ -195,7 +195,7 @@ def call(
     kernels, given = scene.kernels, terms(scene.kernels, arguments.get("sinks"))
     op = op_of(kernels)
     assert isinstance(kernels.cache, Latent)
-    width = (kernels.q_heads, kernels.cache.latent_dim)
+    width = (kernels.q_heads, kernels.cache.latent_part)
     out, around = rows_array(len(q), width, given.out, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), width[:1], "f32", strided=False)
     (keys,) = scene.rows()

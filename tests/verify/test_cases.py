@@ -31,9 +31,12 @@ EVERY = {
     "llama3_8b_kivi": ("seal",),
     "layout_vllm_hnd": ("extend",),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
-    "deepseek_v32_indexer": ("indexer_scores",),
-    "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output"),
-    "engine_deepseek_v3": ("append_slots", "gather_rows", "remap_indices", "mla_plan", "mla_decompress", "convert"),
+    "engine_deepseek_v3": (
+        *("append_slots", "gather_rows", "remap_topk", "list_keys", "combine_lists", "mla_plan", "mla_decompress", "convert"),
+    ),
+    "deepseek_v32_indexer": ("indexer_query", "indexer_scores"),
+    "engine_qwen3_fp8": ("norm_cache", "store_scales", "gather_raw", "attention_output", "move_tokens"),
+    "deepseek_v4_index_keys": ("pool_tokens",),
     "engine_llama3_8b": (
         *("append_padded", "rotate_cache", "lora_add", "sliced_add", "rows_add", "scatter", "copy_pages", "zero_pages"),
         *("swap_out", "swap_in", "reorder", "compact", "row_offsets", "advance", "to_csr", "slot_mapping", "merge_states"),

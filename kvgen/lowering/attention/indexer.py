@@ -16,22 +16,27 @@ THREADS: Final = 128
 TOKENS: Final = 128
 # Blocks of a multiprocessor that registers leave room for; shared memory may leave room for fewer.
 BLOCKS: Final = 2
-# Stages of the ring by the bytes of a row: 32 KB in flight a block, either way.
-STAGES: Final = {128: 3, 256: 2}
+# Stages of the ring by the bytes of a row: 24 to 32 KB in flight a block.
+STAGES: Final = {64: 4, 128: 3, 256: 2}
+# Bytes of a row of q in shared memory where keys are e2m1: those of bf16.
+WIDE: Final = 256
 # Columns that products of warpgroups have in device/mma, the most first.
 COLUMNS: Final = (128, 64, 32)
-# Bytes that a block takes besides what its launch gives.
-BESIDES: Final = 1 << 10
+# Bytes of a block's own, to which the launch's are aligned; and what each block is charged besides.
+STATIC: Final = 1 << 10
+CHARGED: Final = 1 << 10
 
 
 @dataclass(frozen=True)
 class IndexerShape:
     """A block's work: q and the weights of its rows, `stages` tiles of keys of `row_bytes` each; `members` are the bytes of the
-    template's struct: q, the ring, weights, scales. `together` rows of q are a product of a warpgroup, 0: none is one."""
+    template's struct: q, the ring, weights, scales. `packed`: keys are e2m1, with four scales each. `together` rows of q are a
+    product of a warpgroup, 0: none is one."""
 
     stages: int
     row_bytes: int
     scaled: bool
+    packed: bool
     together: int
     members: tuple[int, ...]
 
@@ -42,7 +47,7 @@ class IndexerShape:
 
     def blocks_on(self, arch: str) -> int:
         """Blocks of a multiprocessor."""
-        return min(BLOCKS, (MEMORY[SIZES[arch]] + BESIDES) // (self.shared + BESIDES)) or 1
+        return min(BLOCKS, (MEMORY[SIZES[arch]] + CHARGED) // (self.shared + STATIC + CHARGED)) or 1
 
 
 def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
@@ -51,16 +56,22 @@ def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
     row_bytes = _row_bytes(cache)
     if heads % 8:
         raise ValueError(f"q_heads: got {heads} for indexer_scores; a product has 8 heads; use a multiple of 8")
-    stages = STAGES[row_bytes]
-    members = (rows * heads * row_bytes, stages * TOKENS * row_bytes, 4 * rows * heads, 4 * stages * TOKENS)
+    stages, quant = STAGES[row_bytes], cache.quants["k"]
+    packed = quant is not None and quant.codes.packed
+    members = (
+        rows * heads * (WIDE if packed else row_bytes),
+        stages * TOKENS * row_bytes,
+        4 * rows * heads,
+        4 * stages * TOKENS,
+    )
     limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
-    if sum(members) > limit:
+    if sum(members) + STATIC > limit:
         raise ValueError(
             f"rows: got {rows} for indexer_scores with {heads} heads; q and the keys' tiles take {sum(members) >> 10} KB of "
             f"shared memory, of which {', '.join(kernels.arch)} have {limit >> 10} KB in common; use fewer rows"
         )
     together = max((n for n in range(1, rows + 1) if rows % n == 0 and n * heads in COLUMNS), default=0)
-    return IndexerShape(stages, row_bytes, cache.quants["k"] is not None, together, members)
+    return IndexerShape(stages, row_bytes, quant is not None, packed, together, members)
 
 
 def _row_bytes(cache: Cache) -> int:
@@ -77,30 +88,36 @@ def _row_bytes(cache: Cache) -> int:
         )
     (segment, *more), quant = cache.storage.roles["k"], cache.quants["k"]
     region, kind = segment.region, segment.region.dtype
-    if kind.name not in ("e4m3", "bf16", "f16") or more:
+    if kind.name not in ("e4m3", "e2m1", "bf16", "f16") or more:
         raise ValueError(
-            f"ops: got indexer_scores with keys of {kind.name}; it multiplies on tensor cores; use bf16 or f16, or "
-            "Quant(dtype='e4m3', scale_dtype='f32')"
+            f"ops: got indexer_scores with keys of {kind.name}; it multiplies on tensor cores; use bf16 or f16, "
+            "Quant(dtype='e4m3', scale_dtype='f32'), or e2m1 with e8m0 scales"
         )
-    nbytes = segment.size * kind.bytes
-    if nbytes not in STAGES or region.run != segment.size or region.vector * kind.bits != 128:
+    nbytes = segment.size * kind.bits // 8
+    if (
+        nbytes not in STAGES
+        or (kind.bits == 4) != (nbytes == min(STAGES))
+        or region.run != segment.size
+        or region.vector * kind.bits != 128
+    ):
         raise ValueError(
             f"ops: got indexer_scores with {segment.size} dims of {kind.name} in the layout {region.text!r}; it copies rows of "
-            "128 or 256 bytes in pieces of 16; use a head_dim of so many, and a layout whose last axis is dim"
+            "128 or 256 bytes, or 128 dims of e2m1, in pieces of 16; use such a head_dim, and a layout whose last axis is dim"
         )
     if quant is None:
         return nbytes
-    scales = segment.scales
+    scales, wanted = segment.scales, ("e8m0", (1, 1, 32)) if kind.packed else ("f32", (1, 1, segment.size))
     if (
         scales is None
         or scales.array
         or scales.zero
-        or scales.dtype.name != "f32"
-        or scales.block != (1, 1, segment.size)
+        or (scales.dtype.name, scales.block) != wanted
         or cache.storage.residual
+        or segment.global_scale
     ):
         raise ValueError(
-            "ops: got indexer_scores with keys whose scales it does not take; a key has one f32 scale, computed, without a zero "
-            "point; use Quant(dtype='e4m3', scale_dtype='f32', block=Block(dim=head_dim))"
+            "ops: got indexer_scores with keys whose scales it does not take; they are computed, without zero points: one of f32 "
+            "a key of e4m3, one of e8m0 for 32 dims of e2m1; use Quant(dtype='e4m3', scale_dtype='f32', "
+            "block=Block(dim=head_dim))"
         )
     return nbytes

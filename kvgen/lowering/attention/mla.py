@@ -133,7 +133,7 @@ def latent_row(cache: Cache) -> LatentRow:
     if cache.dtype == "f32" or kind.name not in ("bf16", "f16", "e4m3"):
         raise ValueError(
             f"ops: mla_decode multiplies on tensor cores, but the cache has dtype={cache.dtype!r} and rows of {kind.name}; use "
-            "bf16 or f16, and e4m3 where rows are quantized"
+            "bf16 or f16, and e4m3 where rows are quantized, or lists of rows (sparse=True), which take any codes of these two"
         )
     _check_segment(latent, "the latent part" if more else "a row")
     if cache.latent_part > latent.size:

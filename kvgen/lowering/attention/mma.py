@@ -172,6 +172,8 @@ def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> 
         why = _waiting_hindrance(segment)
         if why:
             return f"tokens that wait to be quantized, {why}"
+    elif segment.quant is not None and segment.quant.codebook is not None:
+        return "codes of a codebook"
     elif segment.quant is not None and segment.quant.recipe == "min":
         return "least values that are added to every element"
     elif segment.scales is not None and not scale_use(segment, role, columns):
@@ -198,7 +200,7 @@ def scale_use(segment: Segment, role: str, columns: int = 0) -> str:
     scales, quant = segment.scales, segment.quant
     if scales is None or quant is None:
         return "none"
-    if quant.recipe == "min":
+    if quant.recipe == "min" or quant.codebook is not None:
         return ""
     if quant.residual:
         return "key_channels" if role == "key" and not _waiting_hindrance(segment) else ""

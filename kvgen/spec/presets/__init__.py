@@ -16,8 +16,21 @@ import difflib
 import sys
 from typing import Any
 
-from kvgen.spec.presets.flash import flash_attention, flash_attention_varlen, flashmla, flashmla_fp8
-from kvgen.spec.presets.flashinfer import flashinfer_hnd, flashinfer_mla, flashinfer_nhd, flashinfer_nvfp4
+from kvgen.spec.presets.flash import (
+    flash_attention,
+    flash_attention_varlen,
+    flashmla,
+    flashmla_fp8,
+    flashmla_v4,
+    flashmla_v41,
+)
+from kvgen.spec.presets.flashinfer import (
+    flashinfer_hnd,
+    flashinfer_mla,
+    flashinfer_nhd,
+    flashinfer_nvfp4,
+    flashinfer_v4_nvfp4,
+)
 from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
 from kvgen.spec.presets.kvbm import kvbm_operational, kvbm_universal
 from kvgen.spec.presets.modular import (
@@ -30,18 +43,21 @@ from kvgen.spec.presets.modular import (
     max_paged_fp8,
     max_paged_scaled,
 )
-from kvgen.spec.presets.sglang import sglang, sglang_indexer, sglang_mla, sglang_mla_fp8
+from kvgen.spec.presets.sglang import sglang, sglang_indexer, sglang_mla, sglang_mla_fp8, sglang_v4, sglang_v4_fp4
 from kvgen.spec.presets.tensorrt_llm import tensorrt_llm, tensorrt_llm_nvfp4
 from kvgen.spec.presets.vllm import (
     vllm,
     vllm_hnd,
     vllm_indexer,
+    vllm_indexer_fp4,
     vllm_interleaved,
     vllm_mla,
     vllm_mla_fp8,
     vllm_nvfp4,
     vllm_packed,
     vllm_turboquant,
+    vllm_v4,
+    vllm_v41,
     vllm_xpacked,
 )
 
@@ -52,8 +68,11 @@ __all__ = [
     "flashinfer_mla",
     "flashinfer_nhd",
     "flashinfer_nvfp4",
+    "flashinfer_v4_nvfp4",
     "flashmla",
     "flashmla_fp8",
+    "flashmla_v4",
+    "flashmla_v41",
     "kivi",
     "kvbm_operational",
     "kvbm_universal",
@@ -71,17 +90,22 @@ __all__ = [
     "sglang_indexer",
     "sglang_mla",
     "sglang_mla_fp8",
+    "sglang_v4",
+    "sglang_v4_fp4",
     "tensorrt_llm",
     "tensorrt_llm_nvfp4",
     "vllm",
     "vllm_hnd",
     "vllm_indexer",
+    "vllm_indexer_fp4",
     "vllm_interleaved",
     "vllm_mla",
     "vllm_mla_fp8",
     "vllm_nvfp4",
     "vllm_packed",
     "vllm_turboquant",
+    "vllm_v4",
+    "vllm_v41",
     "vllm_xpacked",
 ]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.presets.quants import mixed_pow2, mxfp8, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
 from kvgen.spec.tables import Dense
@@ -40,7 +43,7 @@ def flashmla_fp8(
     per 128 | 64 bf16. Table and lengths as `flashmla`; its sparse kernel takes token indices `block * P + offset` instead.
     As FlashMLA's own quantizer, it keeps amax / 448 at 1e-4 or more, so that no scale is below 2^-13; readers do not care.
     Source: flash_mla/flash_mla_interface.py, flash_mla_with_kvcache; csrc/api/sparse_decode.h; tests/quant.py,
-    V32_FP8Sparse. (Its MODEL1 pages, 576-byte rows then ue8m0 scales, have no preset: kvgen has no ue8m0.)
+    V32_FP8Sparse.
     """
     return Latent(
         dtype=dtype,
@@ -53,6 +56,43 @@ def flashmla_fp8(
         lengths_dtype="i32",
         quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=128), recipe="pow2", scale_min=1e-4, place="row"),
     )
+
+
+def flashmla_v4(
+    *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_size: int = 64, rate: int = 1
+) -> Latent:
+    """FlashMLA's rows of DeepSeek V4 (2026-04 to 2026-09-10, the last for Hopper): 584 bytes a row, K and V at once.
+
+    A tensor per layer. A page: P rows of 448 e4m3 | 64 bf16, 576 bytes each, then 8 bytes of scales a row, 7 e8m0 and a
+    zero; pages lie a multiple of 576 bytes apart. FlashMLA's shape `[N, P, 1, 584]` names the bytes of a page, not its
+    rows: pass `cache.flatten(1)`, `[N, P*584]`, strides in bytes `(page bytes, 1)`. Indices are `page * P + offset`; P
+    may be any. Table and lengths as `flashmla`, for append. `rate`: entries of so many tokens in place of rows, P of
+    them a page. As FlashMLA's own quantizer it keeps amax / 448 at 1e-4 or more; engines' writers keep amax there
+    (`vllm_v4`). Source: csrc/api/sparse_decode.h and tests/quant.py of FlashMLA@9241ae3, ModelType::V4.
+    """
+    quant = mixed_pow2(scale_min=1e-4)
+    return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=latent_dim + 2 * rope_dim)
+
+
+def flashmla_v41(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 448,
+    rope_dim: int = 64,
+    page_size: int = 64,
+    rate: int = 1,
+    place: Literal["page", "row"] = "row",
+) -> Latent:
+    """FlashMLA's MXFP8 rows of DeepSeek V4.1: 528 bytes a row, the part that RoPE turned quantized as well; K and V at once.
+
+    A tensor per layer. `place` "row" (FlashMLA of 2026-09-30): u8 `[N, P, 1, 528]`, strides in bytes `(P*528, 528, 528,
+    1)`; a row is 512 e4m3 | 16 e8m0, one per 32. "page" (2026-09-10): P rows of 512 e4m3, then 16 e8m0 a row, pages a
+    multiple of 512 bytes apart; pass `cache.flatten(1)`, `[N, P*528]`. Neither is for Hopper. Indices, table, lengths,
+    `rate` and floor as `flashmla_v4`. Source: FlashMLA@2e5429f and @07a1089, tests/quant.py, ModelType::V41.
+    """
+    align = latent_dim + rope_dim if place == "page" else None
+    quant = mxfp8(place, scale_min=1e-4)
+    return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=align, quant_rope=True)
 
 
 def flash_attention(

@@ -7,9 +7,9 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor, record_v4
 from kvgen.spec.presets.vllm import nvfp4_layout
-from kvgen.spec.quant import Quant
+from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import CSR
 
 
@@ -93,6 +93,29 @@ def flashinfer_mla(
         lengths="after",
         lengths_dtype="i32",
     )
+
+
+def flashinfer_v4_nvfp4(
+    *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_size: int = 64, rate: int = 1
+) -> Latent:
+    """FlashInfer's NVFP4 rows of DeepSeek V4 (its pull request 4955, 2026): 384 bytes a row, K and V at once.
+
+    A tensor per layer: pass the pages' bytes, `[N, P*384]`, strides in bytes `(page bytes, 1)`. A page: P rows of 224
+    bytes of e2m1, the even dim in the low nibble | 64 bf16, 352 bytes each, then 32 bytes of scales a row, 28 e4m3, one
+    per 16 dims, and 4 zeros; pages lie a multiple of 16 bytes apart. P is 64, of entries (`rate`) 64 or 2. Table: page
+    ids i32 `[B, max_pages]`, for append; FlashInfer's attention takes indices. Lengths: i32, this step included.
+    FlashInfer keeps -0 as a code, kvgen has +0. SGLang's pull request 38646 has the same rows. Source: csrc and
+    flashinfer/mla of that pull request.
+    """
+    quant = Quant(
+        dtype="e2m1",
+        scale_dtype="e4m3",
+        recipe="amax",
+        block=Block(dim=16),
+        place="page",
+        scale_pad=latent_dim // 16 + 4,
+    )
+    return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=16)
 
 
 def _flashinfer(

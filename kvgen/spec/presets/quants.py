@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from kvgen.errors import SpecError
+from kvgen.layout.dtypes import FloatName
+from kvgen.spec.cache import Latent
+from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, CodeName, Quant
+from kvgen.spec.tables import Dense, IndexName
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
 PerTokenHead = Literal["int8_per_token_head", "fp8_per_token_head"]
@@ -29,6 +33,62 @@ def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
     """Codes with an f32 scale of at least 1e-6 a token and head, behind the codes."""
     codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
     return Quant(dtype=codes, scale_dtype="f32", scale_min=1e-6, place="row")
+
+
+def mixed_pow2(*, amax_min: float | None = None, scale_min: float | None = None) -> Quant:
+    """DeepSeek V4's rows: e4m3 codes, an e8m0 scale per 64 dims behind all rows of the page, 8 bytes of them a row."""
+    return Quant(
+        dtype="e4m3",
+        scale_dtype="e8m0",
+        recipe="pow2",
+        block=Block(dim=64),
+        place="page",
+        scale_pad=8,
+        amax_min=amax_min,
+        scale_min=scale_min,
+    )
+
+
+def mxfp8(place: Literal["page", "row"], *, amax_min: float | None = None, scale_min: float | None = None) -> Quant:
+    """V4.1's rows: e4m3 codes, an e8m0 scale per 32 dims, behind the rows of their page or in each."""
+    return Quant(
+        dtype="e4m3",
+        scale_dtype="e8m0",
+        recipe="pow2",
+        block=Block(dim=32),
+        place=place,
+        amax_min=amax_min,
+        scale_min=scale_min,
+    )
+
+
+def record_v4(
+    dtype: FloatName,
+    latent_dim: int,
+    rope_dim: int,
+    page_size: int,
+    rate: int,
+    quant: Quant,
+    *,
+    page_align: int | None,
+    quant_rope: bool = False,
+    lengths_dtype: IndexName = "i32",
+) -> Latent:
+    """Rows that are key and value at once, found through a table of i32 page ids."""
+    return Latent(
+        dtype=dtype,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        values="row",
+        page_size=page_size,
+        rate=rate,
+        layout=Layout(kv="page token head dim", layers="pointers", page_align=page_align),
+        table=Dense(dtype="i32"),
+        lengths="after",
+        lengths_dtype=lengths_dtype,
+        quant=quant,
+        quant_rope=quant_rope,
+    )
 
 
 def nvfp4() -> Quant:

@@ -7,8 +7,9 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, per_tensor
+from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, mixed_pow2, per_tensor, record_v4
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense, Indirect
 
 SLOTS = Indirect(dtype="i32", request_dtype="i64")
@@ -67,12 +68,57 @@ def sglang_mla_fp8(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim
     return _slots(dtype, latent_dim, rope_dim, quant, quant_rope=False)
 
 
-def sglang_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64) -> Paged:
+def sglang_v4(
+    *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_tokens: int = 256, rate: int = 1
+) -> Latent:
+    """SGLang's rows of DeepSeek V4 (2026): FlashMLA's 584 bytes, amax at 1e-4 or more.
+
+    A tensor per layer: pass the pages' bytes, `[N, P*584]`, strides in bytes `(page bytes, 1)`, the first a multiple of
+    576. Pages are of 256 tokens: 256 rows of the window, 64 entries of 4 tokens (`rate`), 2 of 128. Table: page ids i32
+    `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 256). Lengths as `sglang`. Source:
+    python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh and c_plan.cuh (kPageBytes).
+    """
+    quant, page = mixed_pow2(amax_min=1e-4), block_entries(page_tokens, rate)
+    align = latent_dim + 2 * rope_dim
+    return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, lengths_dtype="i64")
+
+
+def sglang_v4_fp4(
+    *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_tokens: int = 256, rate: int = 1
+) -> Latent:
+    """SGLang's MXFP4 rows of DeepSeek V4 (2026): 368 bytes, scales in the row.
+
+    A tensor per layer, u8 `[N, P, 1, 368]`: strides in bytes `(P*368, 368, 368, 1)`. A row: 224 bytes of e2m1, the even
+    dim in the low nibble | 14 e8m0, one per 32 dims | 2 zeros | 64 bf16. amax at 6 * 2^-126 or more. Pages, table,
+    lengths and `rate` as `sglang_v4`. Source: SGLang's pull requests 32741 and 37136 to 37138.
+    """
+    quant = Quant(
+        dtype="e2m1",
+        scale_dtype="e8m0",
+        recipe="pow2",
+        block=Block(dim=32),
+        place="row",
+        scale_pad=16,
+        amax_min=6 * 2.0**-126,
+    )
+    page = block_entries(page_tokens, rate)
+    return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=None, lengths_dtype="i64")
+
+
+def sglang_indexer(
+    *,
+    dtype: FloatName = "bf16",
+    head_dim: int = 128,
+    page_size: int = 64,
+    recipe: Literal["pow2", "amax"] = "pow2",
+    rate: int = 1,
+) -> Paged:
     """SGLang's K cache of DeepSeek-V3.2's indexer (2026): a page is its codes, then its scales. K only.
 
     A tensor per layer, `index_k_with_scale_buffer` u8 `[N, P*128 + P*4]` with P = 64: strides in bytes `(P*132, 1)`. A
-    page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot / 64).
-    Lengths as `sglang`. kvgen writes scales as powers of two, as DeepSeek's models ask. Source:
+    page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot /
+    64). Lengths as `sglang`. `recipe`: "pow2", as DeepSeek's models ask; "amax", what SGLang's own writer of V4 keeps.
+    `rate`: keys of so many tokens, P of them a page. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh;
     python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool (DSATokenToKVPool in 0.5.23).
     """
     return Paged(
@@ -80,12 +126,13 @@ def sglang_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size:
         kv_heads=1,
         head_dim=head_dim,
         page_size=page_size,
+        rate=rate,
         layout=Layout(kv="page token head dim", layers="pointers"),
         table=Dense(dtype="i32"),
         lengths="after",
         lengths_dtype="i64",
         stores="k",
-        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe="pow2", place="page"),
+        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe=recipe, place="page"),
     )
 
 

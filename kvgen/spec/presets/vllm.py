@@ -9,8 +9,18 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import KVCacheDType, PerTokenHead, nvfp4, per_tensor, per_token_head
+from kvgen.spec.presets.quants import (
+    KVCacheDType,
+    PerTokenHead,
+    mixed_pow2,
+    mxfp8,
+    nvfp4,
+    per_tensor,
+    per_token_head,
+    record_v4,
+)
 from kvgen.spec.quant import Block, Quant
+from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense
 
 
@@ -107,8 +117,8 @@ def vllm_packed(
     zero; kvgen divides and rounds to even, so that codes may differ by one in rare ties.
 
     Source: pull request 44455 and RFC 42082; get_kv_cache_shape `(N, H, P, 2*D)`, KVCacheLayout;
-    vllm/v1/attention/backends/triton_attn.py, _ensure_scale_caches; vllm/v1/attention/ops/triton_reshape_and_cache_flash.py,
-    _reshape_cache_per_token_head (0.32).
+    vllm/v1/attention/backends/triton_attn.py, _ensure_scale_caches;
+    vllm/v1/attention/ops/triton_reshape_and_cache_flash.py, _reshape_cache_per_token_head (0.32).
     """
     totals = {"total_pages": total_pages, "total_layers": total_layers}
     if kv_cache_dtype == "int8_per_token_head" or kv_cache_dtype == "fp8_per_token_head":
@@ -242,28 +252,89 @@ def vllm_mla_fp8(
     return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=False)
 
 
+def vllm_v4(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 448,
+    rope_dim: int = 64,
+    block_tokens: int | None = None,
+    rate: int = 1,
+) -> Latent:
+    """vLLM V1's rows of DeepSeek V4 (2026): FlashMLA's 584 bytes, amax at 1e-4 or more.
+
+    A tensor per layer: pass `cache.flatten(1)`, `[N, P*584]`, strides in bytes `(page bytes, 1)`; the first is what a
+    block has in the slab of all caches, a multiple of 576. Rows of the window (`rate` 1) have pages of 64 tokens;
+    entries of 4 and of 128 tokens have 64 and 2 in a block of 256. `block_tokens` None: those; a page has block_tokens
+    / rate entries. Table and lengths as `vllm`: one table a group of caches, in blocks; lengths count tokens. Source:
+    vllm/models/deepseek_v4 and its fused_compress_quant_cache.py; csrc,
+    fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert.
+    """
+    page = block_entries(block_tokens or (64 if rate == 1 else 256), rate)
+    quant, align = mixed_pow2(amax_min=1e-4), latent_dim + 2 * rope_dim
+    return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align)
+
+
+def vllm_v41(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 448,
+    rope_dim: int = 64,
+    block_tokens: int | None = None,
+    rate: int = 1,
+) -> Latent:
+    """vLLM V1's MXFP8 rows of DeepSeek V4.1 (2026-09, compute capability 10): 528 bytes, scales behind their page.
+
+    As `vllm_v4` with FlashMLA's footer of 2026-09-10 (`flashmla_v41(place="page")`): `[N, P*528]`, strides in bytes
+    `(page bytes, 1)`, pages a multiple of 512 bytes apart; the window has pages of 32 tokens, a block 128 entries. On
+    compute capability 9 and 12, and on ROCm, vLLM stores V4.1 as `vllm_v4`. Source: vLLM's pull request 56893;
+    vllm/models/deepseek_v41.
+    """
+    page = block_entries(block_tokens or (32 if rate == 1 else 128 * rate), rate)
+    quant, align = mxfp8("page", amax_min=1e-4), latent_dim + rope_dim
+    return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, quant_rope=True)
+
+
+def vllm_indexer_fp4(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64, rate: int = 1) -> Paged:
+    """vLLM V1's K cache of DeepSeek V4's indexer in MXFP4 (2026): 68 bytes a key. K only.
+
+    A tensor per layer, `[N, P*68]`, strides in bytes `(page bytes, 1)`: P*64 bytes of e2m1, the even dim in the low
+    nibble, then 4 e8m0 a key, one per 32 dims; amax at 6 * 2^-126 or more. `rate` and the rest as `vllm_indexer`.
+    Source: vLLM's pull request 48993; DeepGEMM, fp8_fp4_paged_mqa_logits.
+    """
+    block = Block(dim=min(32, head_dim))
+    quant = Quant(dtype="e2m1", scale_dtype="e8m0", recipe="pow2", block=block, place="page", amax_min=6 * 2.0**-126)
+    return _indexer(dtype, head_dim, page_size, rate, quant)
+
+
 def vllm_indexer(
     *,
     dtype: FloatName = "bf16",
     head_dim: int = 128,
     page_size: int = 64,
     recipe: Literal["pow2", "amax"] = "pow2",
+    rate: int = 1,
 ) -> Paged:
     """vLLM V1's K cache of DeepSeek-V3.2's indexer (2025 and 2026): a page is its codes, then its scales. K only.
 
     A tensor per layer: vLLM's is u8 `[N, P, D + 4*D/128]`, a page P*D e4m3 | P*D/128 f32; pass `cache.flatten(1)`,
     `[N, P*(D + D/32)]` with P a multiple of 4: strides in bytes `(page bytes, 1)`. `recipe`: "pow2" where the model's
-    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; amax counts as 1e-4 at least. Table and lengths as `vllm`. Source:
+    scale_fmt is ue8m0 (DeepSeek's is), else "amax"; amax counts as 1e-4 at least. `rate`: keys of so many tokens, P of
+    them a page (V4: 4, pages of 64 keys). Table and lengths as `vllm`. Source:
     csrc/cache_kernels.cu, indexer_k_quant_and_cache_kernel; vllm/v1/attention/backends/mla/indexer.py
     (pages of 64 on CUDA).
     """
     block = Block(dim=min(128, head_dim))
     quant = Quant(dtype="e4m3", scale_dtype="f32", block=block, recipe=recipe, amax_min=1e-4, place="page")
+    return _indexer(dtype, head_dim, page_size, rate, quant)
+
+
+def _indexer(dtype: FloatName, head_dim: int, page_size: int, rate: int, quant: Quant) -> Paged:
     return Paged(
         dtype=dtype,
         kv_heads=1,
         head_dim=head_dim,
         page_size=page_size,
+        rate=rate,
         layout=Layout(kv="page token head dim", layers="pointers"),
         table=Dense(dtype="i32"),
         lengths="after",

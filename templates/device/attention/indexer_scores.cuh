@@ -168,6 +168,17 @@ struct TileKeys<Tile, false> {
 
 // ---- Products of a warpgroup: both operands in shared memory, kTogether rows of q at once
 
+// Adds up the heads of 64 keys, to numbers i and i + 1 of each row.
+template <typename Tile>
+__device__ __forceinline__ void add_heads(float (&out)[Tile::kTogether][4], const float (&d)[Tile::kTogether * Tile::kHeads / 2], uint32_t i, const float* weights) {
+#pragma unroll
+  for (uint32_t n = 0; n < Tile::kTogether * Tile::kHeads; n += 8) {
+    const Vec<float, 2> w = *(const Vec<float, 2>*)(weights + n + threadIdx.x % 4 * 2);
+    add_weighed(out[n / Tile::kHeads][i], d[n / 2], d[n / 2 + 1], w);
+    add_weighed(out[n / Tile::kHeads][i + 1], d[n / 2 + 2], d[n / 2 + 3], w);
+  }
+}
+
 template <typename Tile>
 struct TileKeys<Tile, true> {
   using Element = typename Tile::Element;
@@ -191,25 +202,16 @@ struct TileKeys<Tile, true> {
     for (uint32_t u = 0; u < kTogether; ++u) out[u][0] = out[u][1] = out[u][2] = out[u][3] = 0.0f;
     wgmma_wait<1>();
     wgmma_done(d[0]);
-    add(out, d[0], 0, weights + row * Tile::kHeads);
+    add_heads<Tile>(out, d[0], 0, weights + row * Tile::kHeads);
     wgmma_wait<0>();
     wgmma_done(d[1]);
-    add(out, d[1], 2, weights + row * Tile::kHeads);
+    add_heads<Tile>(out, d[1], 2, weights + row * Tile::kHeads);
   }
 
  private:
   __device__ static __forceinline__ void begin_product(float (&d)[kColumns / 2], uint64_t a, uint64_t b, bool add) {
     if constexpr (kSame<Element, e4m3>) multiply_codes(d, a, b, add);
     else multiply_keys<Element>(d, a, b, add);
-  }
-  // Adds the heads of 64 keys up, to numbers i and i + 1 of each row.
-  __device__ static __forceinline__ void add(float (&out)[kTogether][4], const float (&d)[kColumns / 2], uint32_t i, const float* weights) {
-#pragma unroll
-    for (uint32_t n = 0; n < kColumns; n += 8) {
-      const Vec<float, 2> w = *(const Vec<float, 2>*)(weights + n + threadIdx.x % 4 * 2);
-      add_weighed(out[n / Tile::kHeads][i], d[n / 2], d[n / 2 + 1], w);
-      add_weighed(out[n / Tile::kHeads][i + 1], d[n / 2 + 2], d[n / 2 + 3], w);
-    }
   }
 };
 

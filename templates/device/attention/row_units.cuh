@@ -25,7 +25,10 @@ __device__ __forceinline__ uint32_t list_of(const KeyList (&lists)[kLists], uint
 // What a list names as number `token` of a tile; -1 past its end.
 template <typename Tile, uint32_t kLists>
 __device__ __forceinline__ int32_t listed_entry(const KeyList (&lists)[kLists], uint32_t tile, uint32_t token) {
-  const KeyList list = lists[list_of(lists, tile)];
+  KeyList list = lists[0];
+#pragma unroll
+  for (uint32_t n = 1; n < kLists; ++n)
+    if (tile >= lists[n].first_tile) list = lists[n];
   const uint32_t entry = (tile - list.first_tile) * Tile::kTokens + token;
   return entry < list.count ? in_global(list.entries)[entry] : -1;
 }

@@ -38,12 +38,11 @@ struct TargetSlot {
   uint32_t token;
 };
 
-// Row `row` as token starts[b] + (row - row_offsets[b]) of the request b that it belongs to. Rows of no request, and of
-// contradictory offsets, are skipped. What is wrong with offsets, starts or page ids is reported.
+// Row `row` as token starts[b] + (row - begin) of the request b whose rows are `range`. Rows of no request, and of contradictory
+// offsets, are skipped. What is wrong with offsets, starts or page ids is reported.
 template <typename Cache, typename Index>
-__device__ StoredToken find_token(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
-                                uint64_t* errors) {
-  const auto [b, begin, end, padding, valid] = range_of(row_offsets, cache.batch, row, num_rows);
+__device__ __forceinline__ StoredToken token_of_row(const Cache& cache, const RowRange& range, const Index* starts, uint32_t row, uint64_t* errors) {
+  const auto [b, begin, end, padding, valid] = range;
   if (padding) return {no_page(Fault::none), 0, true};
   if (!valid) {
     report(errors, Fault::row_offsets, b, row);
@@ -58,6 +57,13 @@ __device__ StoredToken find_token(const Cache& cache, const Index* row_offsets, 
   const PageRef page = cache.stored(b, token) ? cache.page(b, token / cache.page_tokens) : no_page(Fault::position);
   if (page.fault != Fault::none) report(errors, page.fault, b, token);
   return {page, token % cache.page_tokens, false};
+}
+
+// The same by row_offsets, which say whose rows are whose.
+template <typename Cache, typename Index>
+__device__ StoredToken find_token(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
+                                uint64_t* errors) {
+  return token_of_row(cache, range_of(row_offsets, cache.batch, row, num_rows), starts, row, errors);
 }
 
 // The token that slots[query * slots_stride + slot] names of the request which query row `query` belongs to: a gap where the

@@ -11,6 +11,8 @@ enum class Recipe : uint32_t {
   amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
   pow2_raised,
   least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
+  norm,          // the block's Euclidean norm, of codes of a codebook
+  unit,          // the same over the norm of what the codes stand for
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -23,6 +25,10 @@ constexpr bool kSame<A, A> = true;
 // Whether a write chooses scales.
 template <typename S>
 constexpr bool kComputes = S::kRecipe != Recipe::none && S::kRecipe != Recipe::given;
+
+// Whether scales are norms.
+template <typename S>
+constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::unit;
 
 template <typename S, typename Page>
 __device__ __forceinline__ typename S::Element* element_at(const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
@@ -230,6 +236,44 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   }
 }
 
+// store_codes of a block under its norm: "unit" knows its scale once it has the codes.
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
+__device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
+                                                       uint32_t mask, const Read& read, const Keep& keep) {
+  using Element = typename S::Element;
+  using Scale = typename S::Scale;
+  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
+  double squares = 0.0, of_codes = 0.0;
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    if ((c * kLanes + lane) * kWidth >= kBlock) continue;
+    float x[kWidth];
+    read(x, c);
+    squares += squares_of(x);
+  }
+  const float norm = norm_of(reduce_sum<kLanes>(squares, mask));
+  const Scale rounded = from_f32<Scale>(norm);
+  const float divisor = S::kRecipe == Recipe::unit ? norm : to_f32(rounded);
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const uint32_t element = (c * kLanes + lane) * kWidth;
+    if (element >= kBlock) continue;
+    float x[kWidth];
+    read(x, c);
+    Raw<Element, kWidth> raw;
+    quantize<Element>(raw, x, divisor);
+    unpack<Element>(x, raw);
+    of_codes += squares_of(x);
+    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
+  }
+  if constexpr (S::kRecipe == Recipe::unit) {
+    const float of_all = norm_of(reduce_sum<kLanes>(of_codes, mask));
+    if (lane == 0) keep(unit_scale<Scale>(norm, of_all), Scale{});
+  } else {
+    if (lane == 0) keep(rounded, Scale{});
+  }
+}
+
 // Quantizes and stores one block of a segment whose writes choose scales, and hands its scale and zero point to
 // keep(scale, zero), in its first lane; (head, dim) is its first element. kLanes neighbouring lanes, all of `mask`, have it:
 // read(x, c) gives the kWidth values from element (c * kLanes + lane) * kWidth of the block on, head by head. It is asked
@@ -238,6 +282,7 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
 __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                             uint32_t mask, float global, const Read& read, const Keep& keep) {
+  if constexpr (kNorms<S>) return store_codes_under_norm<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, mask, read, keep);
   using Element = typename S::Element;
   constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
   constexpr bool kWhole = kBlock == kLanes * kWidth * kChunks && S::kSize % S::kBlockDims == 0;

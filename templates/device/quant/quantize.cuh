@@ -30,6 +30,16 @@ __device__ __forceinline__ float max_of(const float (&x)[N]) {
   return most;
 }
 
+// The sum of squares: in f64, so that its order shows in no bit of an f16 or f32 that it becomes.
+template <uint32_t N>
+__device__ __forceinline__ double squares_of(const float (&x)[N]) {
+  double sum = 0.0;
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) sum = __fma_rn((double)x[i], (double)x[i], sum);
+  return sum;
+}
+__device__ __forceinline__ float norm_of(double squares) { return __double2float_rn(__dsqrt_rn(squares)); }
+
 // Over aligned groups of `Lanes` lanes (a power of two), of which `mask` must hold all or none; all lanes get the result.
 template <uint32_t Lanes>
 __device__ __forceinline__ float reduce_max(float x, uint32_t mask) {
@@ -43,6 +53,14 @@ __device__ __forceinline__ float reduce_min(float x, uint32_t mask) {
   static_assert(Lanes <= 32 && (Lanes & (Lanes - 1)) == 0);
 #pragma unroll
   for (uint32_t step = Lanes / 2; step > 0; step /= 2) x = min_nan(x, __shfl_xor_sync(mask, x, step));
+  return x;
+}
+
+template <uint32_t Lanes>
+__device__ __forceinline__ double reduce_sum(double x, uint32_t mask) {
+  static_assert(Lanes <= 32 && (Lanes & (Lanes - 1)) == 0);
+#pragma unroll
+  for (uint32_t step = Lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
   return x;
 }
 
@@ -110,6 +128,12 @@ __device__ __forceinline__ ScaleZero<S> asymmetric(float lo, float hi) {
 template <typename T, typename S>
 __device__ __forceinline__ ScaleZero<S> scale_from_least(float lo, float hi) {
   return {from_f32<S>(__fdiv_rn(__fsub_rn(hi, lo), kLargest<T>)), from_f32<S>(__fadd_rn(lo, 0.0f))};
+}
+
+// "unit": the norm of a block over the norm of what its codes stand for.
+template <typename S>
+__device__ __forceinline__ S unit_scale(float norm, float of_codes) {
+  return from_f32<S>(of_codes == 0.0f ? 0.0f : __fdiv_rn(norm, of_codes));
 }
 
 // ---- Codes

@@ -1,6 +1,8 @@
-// copy_rows.cuh over the cache of paged.cuh: where the tokens of rows lie, and rows copied from and to them.
+// copy_rows.cuh, row_runs.cuh and move_tokens.cuh over the cache of paged.cuh: where the tokens of rows lie, and rows copied from and to them.
 #include "paged.cuh"
 #include "../../../templates/device/cache/copy_rows.cuh"
+#include "../../../templates/device/cache/row_runs.cuh"
+#include "../../../templates/device/cache/move_tokens.cuh"
 
 // Three requests; every fifth token is not stored, as in a ring.
 struct Requests {
@@ -40,6 +42,22 @@ extern "C" __global__ void copy_find(const int32_t* offsets, const int32_t* star
   if (row == 0) report_bad_total(own, kBatch, num_rows, words + 4);
   const StoredToken place = find_slot(requests, named + blockIdx.x, row, words + 5);
   placed[i] = told(requests.cache, place.page, place.token, place.skip);
+}
+
+// The same by runs of rows: a block has its own begins and counts. Then whose rows they are; `errors`: a word for tokens, one for the last run.
+extern "C" __global__ void copy_find_runs(const int32_t* begins, const int32_t* counts, const int32_t* starts, uint8_t* codes, f16* scales,
+                                          bf16* values, const int32_t* lengths, const uint32_t* table, Vec<uint32_t, 4>* tokens,
+                                          Vec<uint32_t, 4>* ranges, uint64_t* errors) {
+  const Requests requests = {cache_of(codes, scales, values, lengths, table)};
+  const uint32_t row = threadIdx.x, num_rows = blockDim.x, i = blockIdx.x * num_rows + row;
+  const int32_t *own = begins + 3 * blockIdx.x, *count = counts + 3 * blockIdx.x, *start = starts + 3 * blockIdx.x;
+  uint64_t* words = errors + 2 * blockIdx.x;
+  const RowRange range = run_of(own, count, kBatch, row, num_rows);
+  const StoredToken token = blockIdx.x == 1 ? token_of_row(requests, range, (const int32_t*)nullptr, row, words)
+                                            : find_run_token(requests, own, count, start, row, num_rows, words);
+  tokens[i] = told(requests.cache, token.page, token.token, token.skip);
+  ranges[i] = {range.b, range.padding ? 0 : range.begin, range.padding ? 0 : range.end, range.padding | range.valid << 1};
+  if (row == 0) report_bad_runs(own, count, kBatch, num_rows, words + 1);
 }
 
 template <typename View, uint32_t kN, uint32_t kCount, uint32_t kDimsOfHead, bool kTokensFirst = false>
@@ -105,4 +123,23 @@ extern "C" __global__ void copy_pieces(uint8_t* codes, f16* scales, bf16* values
   const GapSlot gap = {slots[i % 24].page, 0, false, i % 2 == 1};
   missing[3 * i] = slots[i % 24].missing<Codes<Key>>(), missing[3 * i + 1] = __float_as_uint(gap.missing<Values<Key, float>>());
   missing[3 * i + 2] = Values<Key, float>::found(slots[i % 24].page);
+}
+
+// The pairs of three requests by offsets of each block; then pairs found and moved by 24 threads: codes by vectors of 8, scales by 4.
+extern "C" __global__ void copy_moves(const int32_t* offsets, const int64_t* src, const int64_t* dst, uint8_t* codes, f16* scales, bf16* values,
+                                      const int32_t* lengths, const uint32_t* table, Vec<uint32_t, 4>* pairs, Vec<uint32_t, 4>* sources,
+                                      Vec<uint32_t, 4>* targets, uint64_t* errors) {
+  const Requests requests = {cache_of(codes, scales, values, lengths, table)};
+  const uint32_t i = threadIdx.x;
+  for (uint32_t n = 0; n < 4 * kBatch; ++n) {
+    const RowRange range = pairs_of(offsets + n / kBatch * 4, kBatch, n % kBatch, 24, errors + n);
+    if (i == 0) pairs[n] = {range.b, range.begin, range.end, range.begin < range.end ? range.padding | range.valid << 1 : 0};
+  }
+  __shared__ MovedToken moves[24];
+  moves[i] = find_move(requests, src, dst, 7, i, errors + 4 * kBatch);
+  sources[i] = told(requests.cache, moves[i].from, moves[i].from_token, 0);
+  targets[i] = told(requests.cache, moves[i].to, moves[i].to_token, 0);
+  __syncthreads();
+  store_moved<Copied<Codes<Key>, 8, 80, 40>, 24, 2>(requests.cache, moves, 24);
+  store_moved<Copied<ScaleRow<Key, 2>, 4, 12, 6>, 24, 3>(requests.cache, moves, 24);
 }

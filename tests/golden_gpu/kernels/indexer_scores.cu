@@ -1,4 +1,4 @@
-// indexer_scores.cuh, mma_codes.cuh, wgmma_codes.cuh: scores of a tile of keys by warps and by a warpgroup; products of codes.
+// indexer_scores.cuh, indexer_packed.cuh, mma_codes.cuh, wgmma_codes.cuh: scores of a tile of keys by warps and by a warpgroup; products of codes.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
@@ -6,7 +6,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/indexer_scores.cuh"
+#include "../../../templates/device/attention/indexer_packed.cuh"
 
 template <typename E, uint32_t H, uint32_t R>
 struct TileOf {
@@ -56,6 +56,49 @@ extern "C" __global__ void indexer_scores_codes(const uint8_t* keys, const int32
 }
 extern "C" __global__ void indexer_scores_values(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
   score<TileOf<bf16, 32, 1>>(keys, places, q, weights, out, which);
+}
+
+// The same of keys and q of 4 bits, whose scales are words.
+struct PackedTile {
+  using Element = e2m1x2;
+  static constexpr uint32_t kHeads = 32, kRows = 2, kTokens = 128, kRowBytes = 64, kTogether = 2;
+};
+template <typename K>
+__device__ __forceinline__ void score_packed(const K& keys, uint32_t query, const float* weights, float* out) {
+  for (uint32_t row = 0; row < 2; row += K::kTogether) {
+    float scores[K::kTogether][4];
+    keys.await_scores(scores, query, weights, row);
+    for (uint32_t u = 0; u < K::kTogether; ++u) out[(row + u) * 128 + thread_key()] = sum_of_quad(scores[u]);
+  }
+}
+extern "C" __global__ void indexer_scores_packed(const uint8_t* keys, const uint32_t* key_scales, const int32_t* places, const uint8_t* q, const int32_t* q_scales,
+                                                 const float* weights, float* out, uint32_t* wide) {
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  uint8_t *query = dynamic, *ring = dynamic + 64 * 256;
+  float* held = (float*)(ring + 128 * 64);
+  uint32_t* scales = (uint32_t*)(held + 64);
+  const int32_t place = places[threadIdx.x];
+  store_packed_queries<PackedTile>(query, q, 32 * 64 + 16, q_scales, 33, 1);
+  copy_weights_async<PackedTile>(matrix_address(held), weights, 33, 1);
+  copy_packed_keys_async<PackedTile>(matrix_address(ring), place < 0 ? nullptr : keys + place * 64);
+  scales[threadIdx.x] = place < 0 ? 0x7f7f7f7fu : key_scales[place];
+  cp_async_commit();
+  cp_async_wait<0>();
+  fence_products();
+  __syncthreads();
+  PackedTileKeys<PackedTile, false> warps;
+  warps.load(matrix_address(ring), scales);
+  score_packed(warps, matrix_address(query), held, out);
+  PackedTileKeys<PackedTile, true> group;
+  load_packed_keys<PackedTile>(group.keys, matrix_address(ring), scales);
+  score_packed(group, matrix_address(query), held, out + 256);
+  float zeros[2][4] = {}, ones[32];
+  for (uint32_t i = 0; i < 32; ++i) ones[i] = 1.0f;
+  add_heads<PackedTile>(zeros, ones, 0, held);
+  uint32_t pairs[4];
+  widen_scaled(pairs, threadIdx.x * 0x02468ace, threadIdx.x == 7 ? 255 : threadIdx.x == 9 ? 0 : 100 + threadIdx.x / 2);
+  for (uint32_t i = 0; i < 4; ++i) wide[threadIdx.x * 5 + i] = pairs[i];
+  wide[threadIdx.x * 5 + 4] = (uint32_t)(int32_t)(zeros[0][0] + zeros[0][1] + zeros[1][0]);
 }
 
 // One step of 32 codes: a warp's product, and a warpgroup's of 64 rows by 32, 64 and 128 columns, added to their own.

@@ -14,7 +14,7 @@ struct Cache {
 };
 template <uint32_t N>
 struct Work {
-  static constexpr uint32_t kThreads = 32, kRows = N, kTokens = 8;
+  static constexpr uint32_t kThreads = 32, kRows = N, kTokens = N == 3 ? 8 : 4, kRate = N == 3 ? 1 : 2;
   static constexpr bool kNewInLength = N != 3;
 };
 
@@ -22,21 +22,21 @@ struct Work {
 template <typename W>
 __device__ __forceinline__ void divide(const Cache& cache, const int32_t* offsets, uint32_t* owners, uint32_t* counts, float* all, float* some, uint64_t* errors) {
   const TileShare share = sync_share<W>(cache, offsets, kRowsOfCall, kKeys);
-  uint64_t left = share.count, at = share.at;
+  uint32_t left = share.count, at = share.at;
   for (uint32_t b = share.b; left > 0 && b < cache.batch; ++b, at = 0) {
     const ScoredRequest request = scored_request<W>(cache, offsets, b, kRowsOfCall, kKeys);
     const uint32_t groups = request.fault == Fault::none ? request.groups<W>() : 0;
     const uint32_t first = groups > 0 ? request.group_with<W>(at) : 0;
-    uint64_t before = at - request.tiles_before<W>(first);
+    uint32_t before = at - request.tiles_before<W>(first);
     for (uint32_t g = first; g < groups && left > 0; ++g, before = 0) {
       const GroupTiles group = group_tiles<W>(request, g, before, left);
       left -= group.counted;
       const uint32_t owned = rows_owned(offsets, cache.batch, b, group.row, group.rows, kRowsOfCall), i = threadIdx.x;
       if (i < group.rows && owned >> i & 1)
-        for (uint32_t tile = group.begin; tile < group.end; ++tile) owners[(group.row + i) * kTiles + tile] = request.seen_by(group.i + i) << 8 | (blockIdx.x + 1);
+        for (uint32_t tile = group.begin; tile < group.end; ++tile) owners[(group.row + i) * kTiles + tile] = request.seen_by<W>(group.i + i) << 8 | (blockIdx.x + 1);
     }
   }
-  if (threadIdx.x == 0) counts[blockIdx.x] = (uint32_t)share.count << 1 | share.wrong;
+  if (threadIdx.x == 0) counts[blockIdx.x] = part_begin(7, 2, 4) == 4 ? share.count << 1 | share.wrong : 0;
   store_unseen<W, true>(cache, offsets, {all, kKeys + 1, kRowsOfCall, kKeys}, errors);
   store_unseen<W, false>(cache, offsets, {some, kKeys + 1, kRowsOfCall, kKeys}, errors);
   if (blockIdx.x == 0 && threadIdx.x < 32) some[threadIdx.x * (kKeys + 1) + kKeys] = unseen_of<W>(cache, offsets, 2 * threadIdx.x, kRowsOfCall, kKeys, errors).from;

@@ -1,6 +1,11 @@
 // quantize.cuh: extremes, scales, quotients, and blocks through every recipe from end to end.
 #include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/quant/codebook.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
+#include "../../../templates/device/base/fault.cuh"
+#include "../../../templates/device/base/index.cuh"
+#include "../../../templates/device/memory/copy.cuh"
+#include "../../../templates/device/cache/segment.cuh"
 
 __device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ void read(float (&x)[8], const float* p) {
@@ -137,6 +142,50 @@ extern "C" __global__ void recipe_u4_least(const float* in, ScaleZero<f16>* pair
   const float scale[1] = {to_f32(found.scale)}, least[1] = {to_f32(found.zero)};
   dequantize_from_least<u4x2>(x, at<u4x2>(codes), scale, least);
   write(out, x);
+}
+// Codes of a codebook under norms, a block two threads: the codes come from a word, and go back through one.
+__device__ const float kBookValues[] = {-2.5f, -2.0f, -1.5f, -1.25f, -1.0f, -0.5f, -0.25f, -0.125f, 0.0f, 0.125f, 0.5f, 0.75f, 1.0f, 1.5f, 2.0f, 3.0f};
+struct Book {
+  static constexpr float kLargest = 3.0f;
+  __device__ static float value(uint32_t code) { return kBookValues[code]; }
+  __device__ static uint32_t code_of(float x) {
+    uint32_t code = 0;
+    for (uint32_t i = 0; i < 15; ++i) code += x >= (kBookValues[i] + kBookValues[i + 1]) / 2;
+    return code;
+  }
+};
+using Code = Coded<u4x2, Book>;
+template <Recipe kHow>
+struct BookSegment {
+  using Element = Code;
+  using Scale = f16;
+  static constexpr Recipe kRecipe = kHow;
+  static constexpr bool kZero = false;
+  static constexpr uint32_t kSize = 16, kVector = 8, kBlockHeads = 1, kBlockDims = 16;
+  __device__ static Code* base(Code* page) { return page; }
+  __device__ static uint32_t offset(uint32_t token, uint32_t, uint32_t dim) { return token * 16 + dim; }
+};
+extern "C" __global__ void recipe_book(const float* in, f16* norms, f16* units, uint32_t* codes, uint8_t* rounded, float* thirds, float* out) {
+  float x[8];
+  const uint32_t block = thread() / 2, lane = thread() % 2;
+  const auto mine = [&](float (&some)[8], uint32_t) { read(some, in); };
+  const auto to = [&](f16* numbers) { return [=](f16 scale, f16) { numbers[block] = scale; }; };
+  store_codes_under_norm<BookSegment<Recipe::unit>, 2, 8, 1, 1>((Code*)codes, block, 0, 0, lane, 0xffffffffu, mine, to(units));
+  store_codes_under_norm<BookSegment<Recipe::norm>, 2, 8, 1, 1>((Code*)rounded, block, 0, 0, lane, 0xffffffffu, mine, to(norms));
+  read(x, in);
+  thirds[thread()] = unit_scale<float>(norm_of(reduce_sum<2>(squares_of(x), 0xffffffffu)), lane == 0 ? 3.0f : 0.0f);
+  const float scale[1] = {amax_scale<Code, float>(amax_of(x))};
+  Raw<Code, 8> raw;
+  quantize<Code>(raw, x, scale[0]);
+  dequantize<Code>(x, raw, scale);
+  write(out, x);
+}
+// Words of codes there and back.
+extern "C" __global__ void recipe_book_words(uint32_t* words, float* out) {
+  float x[8];
+  decode(Code{}, x, words[thread()]);
+  write(out, x);
+  words[thread()] = encode(Code{}, x);
 }
 extern "C" __global__ void recipe_nvfp4_max(const float* in, e4m3* scale, uint8_t* codes, float* out) {
   float x[8];

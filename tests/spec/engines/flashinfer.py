@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvgen.spec import presets
-from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, one
+from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, footer, one
 
 
 def flashinfer_nhd(s: Sizes) -> Engine:
@@ -112,3 +112,9 @@ def tensorrt_llm_nvfp4(s: Sizes) -> Engine:
         pages=(s.n - 1) * s.layers * 2 + 2,
         bits=4,
     )
+
+
+def flashinfer_v4_nvfp4(s: Sizes) -> Engine:
+    """page_size rows of 224 bytes of codes | 64 bf16, then 28 e4m3 and 4 bytes a row."""
+    view, value, scale = footer(s.p, 448, 4, 64, 16, 32, 16)
+    return Engine(presets.flashinfer_v4_nvfp4(page_size=s.p), view, value, scale, pages=3, bits=4)

@@ -61,3 +61,39 @@ def row656(page: int) -> tuple[Place, Place]:
         lambda kv, layer, p, t, h, d: K + (p * page + t) * 656 + np.where(d < 512, d, 528 + 2 * (d - 512)),
         lambda kv, layer, p, t, h, d: K + (p * page + t) * 656 + 512 + 4 * (d // 128),
     )
+
+
+def footer(
+    page: int, codes: int, bits: int, plain: int, group: int, each: int, align: int
+) -> tuple[View, Place, Place]:
+    """Pages of `page` rows, `codes` codes of `bits` bits and `plain` bf16 each, then `each` bytes of scales a row, one byte per
+    `group` dims; a page begins a multiple of `align` bytes behind the one before."""
+    row = codes * bits // 8 + 2 * plain
+    stride = -(-page * (row + each) // align) * align
+    half = bits == 4  # such codes are addressed by half bytes
+
+    def value(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        start = K + p * stride + t * row
+        code = 2 * start + d if half else start + d
+        return np.where(d < codes, code, start + codes * bits // 8 + 2 * (d - codes))
+
+    def scale(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        return K + p * stride + page * row + t * each + d // group
+
+    return lambda name, layer: buffer(K, 1, 3, stride)[:, : page * (row + each)], value, scale
+
+
+def inline(codes: int, bits: int, plain: int, group: int, each: int, page: int) -> tuple[View, Place, Place]:
+    """Rows of `codes` codes, `each` bytes of scales and `plain` bf16."""
+    at = codes * bits // 8
+    row = at + each + 2 * plain
+    half = bits == 4
+
+    def value(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        start = K + (p * page + t) * row
+        return np.where(d < codes, 2 * start + d if half else start + d, start + at + each + 2 * (d - codes))
+
+    def scale(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
+        return K + (p * page + t) * row + at + d // group
+
+    return lambda name, layer: buffer(K, 1, 3, page, 1, row), value, scale

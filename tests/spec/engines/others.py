@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.spec import presets
-from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, one, row656
+from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, footer, inline, one, row656
 
 
 def sglang(s: Sizes) -> Engine:
@@ -79,6 +79,36 @@ def flashmla_fp8(s: Sizes) -> Engine:
         lambda kv, layer, p, t, h, d: scale(kv, layer, p, t, h, d) + p * 656,
         bits=8,
     )
+
+
+def flashmla_v4(s: Sizes) -> Engine:
+    """tests/quant.py, MODEL1: block_size rows of 448 e4m3 | 64 bf16, then 7 e8m0 and a pad byte a row, blocks aligned to 576."""
+    view, value, scale = footer(s.p, 448, 8, 64, 64, 8, 576)
+    return Engine(presets.flashmla_v4(page_size=s.p), view, value, scale, pages=3, bits=8)
+
+
+def flashmla_v41(s: Sizes) -> Engine:
+    """tests/quant.py of 2026-09-30: a row is 512 e4m3 | 16 e8m0."""
+    view, value, scale = inline(512, 8, 0, 32, 16, s.p)
+    return Engine(presets.flashmla_v41(page_size=s.p), view, value, scale, pages=3, bits=8)
+
+
+def flashmla_v41_footer(s: Sizes) -> Engine:
+    """tests/quant.py of 2026-09-10: block_size rows of 512 e4m3, then 16 e8m0 a row, blocks aligned to 512."""
+    view, value, scale = footer(s.p, 512, 8, 0, 32, 16, 512)
+    return Engine(presets.flashmla_v41(page_size=s.p, place="page"), view, value, scale, pages=3, bits=8)
+
+
+def sglang_v4(s: Sizes) -> Engine:
+    """store.cuh: kPageBytes = ceil_align(584 * page_size, 576)."""
+    view, value, scale = footer(s.p, 448, 8, 64, 64, 8, 576)
+    return Engine(presets.sglang_v4(page_tokens=4 * s.p, rate=4), view, value, scale, pages=3, bits=8)
+
+
+def sglang_v4_fp4(s: Sizes) -> Engine:
+    """A row is 224 bytes of codes | 14 e8m0 | 2 | 64 bf16."""
+    view, value, scale = inline(448, 4, 64, 32, 16, s.p)
+    return Engine(presets.sglang_v4_fp4(page_tokens=s.p), view, value, scale, pages=3, bits=4)
 
 
 def flash_attention(s: Sizes) -> Engine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.spec import presets
-from tests.spec.engines.memory import Engine, Ints, K, Place, Sizes, V, buffer, one, row656
+from tests.spec.engines.memory import Engine, Ints, K, Place, Sizes, V, buffer, footer, one, row656
 
 
 def vllm(s: Sizes) -> Engine:
@@ -207,6 +207,30 @@ def vllm_mla(s: Sizes) -> Engine:
 def vllm_mla_fp8(s: Sizes) -> Engine:
     return Engine(
         presets.vllm_mla_fp8(page_size=s.p), one(buffer(K, 1, s.n, s.p, 656)[:, :, None]), *row656(s.p), bits=8
+    )
+
+
+def vllm_v4(s: Sizes) -> Engine:
+    """fused_compress_quant_cache.py: 576 bytes a token, then 8 bytes of scales a token, blocks of ceil(584 P / 576) * 576."""
+    view, value, scale = footer(s.p, 448, 8, 64, 64, 8, 576)
+    return Engine(presets.vllm_v4(block_tokens=128 * s.p, rate=128), view, value, scale, pages=3, bits=8)
+
+
+def vllm_v41(s: Sizes) -> Engine:
+    """kv_mxfp8: 512 codes a token, then 16 scale bytes a token."""
+    view, value, scale = footer(s.p, 512, 8, 0, 32, 16, 512)
+    return Engine(presets.vllm_v41(block_tokens=s.p), view, value, scale, pages=3, bits=8)
+
+
+def vllm_indexer_fp4(s: Sizes) -> Engine:
+    """64 bytes of codes a key, then 4 scale bytes a key."""
+    stride = s.p * 68
+    return Engine(
+        presets.vllm_indexer_fp4(page_size=s.p),
+        one(buffer(K, 1, s.n, stride)),
+        lambda kv, layer, p, t, h, d: 2 * (K + p * stride + t * 64) + d,
+        lambda kv, layer, p, t, h, d: K + p * stride + s.p * 64 + t * 4 + d // 32,
+        bits=4,
     )
 
 

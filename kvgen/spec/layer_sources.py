@@ -1,0 +1,90 @@
+"""Layers that read what another layer stores or picks: the map of them, held against the model's kinds of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+
+class Picking(Protocol):
+    """What is read here of an Indexer."""
+
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def candidate_source(self) -> int | None: ...
+
+
+class Entries(Protocol):
+    """What is read here of Compressed."""
+
+    @property
+    def rate(self) -> int: ...
+    @property
+    def source(self) -> int | None: ...
+    @property
+    def indexer(self) -> Picking | None: ...
+
+
+class Layers(Protocol):
+    """What is read here of a Kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cache(self) -> bool: ...
+    @property
+    def kv_source(self) -> int | None: ...
+    @property
+    def compressed(self) -> Entries | None: ...
+
+
+# What a source must be, in words, behind the field that names it.
+_MUST: Final = {
+    "kv_source": "an earlier layer that stores keys and values of its own",
+    "compressed.source": "an earlier layer that makes entries of its own, of as many tokens",
+    "compressed.indexer.source": "an earlier layer that picks entries by an indexer of its own",
+    "compressed.indexer.candidate_source": "an earlier layer that picks entries by an indexer of its own",
+}
+
+
+def check_sources(layers: int, kind_of: Callable[[int], Layers | None]) -> None:
+    """Raise ValueError where one of the first `layers` layers reads what its source does not have, or has from another one.
+
+    Kernels know nothing of it: a call of a reading layer brings the layer of its source, `cache[source]`, or its lists.
+    """
+    for layer in range(layers):
+        kind = kind_of(layer)
+        for field, source in _named(kind) if kind is not None else ():
+            other = kind_of(source) if source < layer else None
+            if other is None or not _has(field, kind, other):
+                raise ValueError(
+                    f"{field}: got {source} for kind {getattr(kind, 'name', '')!r}, which is layer {layer}; valid: {_MUST[field]}"
+                )
+
+
+def _named(kind: Layers) -> Iterator[tuple[str, int]]:
+    """The layers that a kind names."""
+    index = _indexer(kind)
+    found = {
+        "kv_source": kind.kv_source,
+        "compressed.source": kind.compressed.source if kind.compressed is not None else None,
+        "compressed.indexer.source": index.source if index is not None else None,
+        "compressed.indexer.candidate_source": index.candidate_source if index is not None else None,
+    }
+    return ((field, source) for field, source in found.items() if source is not None)
+
+
+def _has(field: str, kind: Layers | None, other: Layers) -> bool:
+    """Whether a layer has by itself what the field of another names it for."""
+    if field == "kv_source":
+        return other.cache and other.kv_source is None
+    if field == "compressed.source":
+        mine, theirs = kind.compressed if kind is not None else None, other.compressed
+        return mine is not None and theirs is not None and theirs.source is None and theirs.rate == mine.rate
+    index = _indexer(other)
+    return index is not None and index.source is None
+
+
+def _indexer(kind: Layers) -> Picking | None:
+    return kind.compressed.indexer if kind.compressed is not None else None

@@ -1,0 +1,39 @@
+"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, and entries of 4 tokens that attention reads beside it."""
+
+from kvgen import KernelSet, Keys, RmsNorm, Rope, YarnScaling, ops, presets
+
+# Of layers with entries: YaRN without its factor of cos and sin.
+ROPE = Rope(
+    style="interleaved",
+    theta=160_000.0,
+    dim=64,
+    part="last",
+    scaling=YarnScaling(factor=16.0, original_max_positions=65_536, attention_factor=1.0),
+)
+ENTRIES = presets.flashmla_v4(page_size=64, rate=4)
+
+kernels = [
+    KernelSet(
+        name="deepseek_v4_flash_window",
+        q_heads=64,
+        cache=presets.flashmla_v4(),
+        ops=[
+            ops.Append(
+                rope=ROPE, q_dim=512, q_norm=RmsNorm(weight=False), k_norm=RmsNorm(over="row", multiply="before")
+            ),
+            ops.ListKeys(window=128),
+            ops.MlaDecode(sparse=True, scale=512**-0.5, sinks="out", sources=[Keys(name="entries", cache=ENTRIES)]),
+        ],
+        arch=["sm_90a"],
+    ),
+    KernelSet(
+        name="deepseek_v4_flash_c4",
+        q_heads=64,
+        cache=ENTRIES,
+        ops=[
+            ops.Pool(overlap=True, ape=True, norm=RmsNorm(multiply="before"), rope=ROPE),
+            ops.RemapIndices(counts=True, unseen="drop"),
+        ],
+        arch=["sm_90a"],
+    ),
+]

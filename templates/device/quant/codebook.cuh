@@ -1,0 +1,31 @@
+// Codes that stand for the values of a codebook. `Codes` is what memory is made of, unsigned; `Book` has value(code), and
+// code_of(x): the code whose value is nearest to x, the larger one of two, 0 where x is NaN.
+#pragma once
+
+#include "elements.cuh"
+
+template <typename Codes, typename Book>
+struct Coded {
+  uint8_t bits;
+};
+template <typename Codes, typename Book, uint32_t N>
+struct Vec<Coded<Codes, Book>, N> : Bytes<Coded<Codes, Book>, N> {};
+template <typename Codes, typename Book>
+constexpr uint32_t kPerElement<Coded<Codes, Book>> = kPerElement<Codes>;
+template <typename Codes, typename Book>
+constexpr float kLargest<Coded<Codes, Book>> = Book::kLargest;
+
+template <typename Codes, typename Book, uint32_t N>
+__device__ __forceinline__ uint32_t encode(Coded<Codes, Book>, const float (&x)[N]) {
+  constexpr uint32_t kBits = 32 / N;
+  uint32_t word = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) word |= Book::code_of(x[i]) << i * kBits;
+  return word;
+}
+template <typename Codes, typename Book, uint32_t N>
+__device__ __forceinline__ void decode(Coded<Codes, Book>, float (&out)[N], uint32_t word) {
+  constexpr uint32_t kBits = 32 / N, kMask = (1u << kBits) - 1;
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) out[i] = Book::value(word >> i * kBits & kMask);
+}
