@@ -44,11 +44,19 @@ def add_to(pool: Rows, place: Place, token: int, more: Raw) -> None:
             begin += part.dim
 
 
-def stored_rows(table: TableView, pool: Rows, role: int, rows: int, row_offsets: Raw) -> tuple[list[NewRow], Raw, int]:
+def stored_rows(
+    table: TableView, pool: Rows, role: int, rows: int, row_offsets: Raw, limit: int | None = None
+) -> tuple[list[NewRow], Raw, int]:
     """(where each new row is, its numbers `[rows, heads, dim]` in float64 as K (role 0) or V has them, error word).
 
-    A row that is nowhere has zeros, and NaN is what the cache holds: tokens that a ring has dropped."""
-    found, word = locate(table, rows, row_offsets=row_offsets)
+    A row that is nowhere has zeros, and NaN is what the cache holds: tokens that a ring has dropped. Positions at or past `limit`
+    have no angle, so that their rows are unknown; None: rows do not turn."""
+    found, word = locate(
+        table,
+        rows,
+        row_offsets=row_offsets,
+        position_out_of_range=lambda _, position: limit is not None and position is not None and position >= limit,
+    )
     values = np.zeros((rows, pool.heads, pool.dim))
     for row, at in enumerate(found):
         if at.places is not None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from kvgen import ops
-from kvgen.runtime import describe
+from kvgen.runtime import Fault, describe
 from tests.support.batches import PLAIN, batches
 from tests.support.stored_rows import SETS, check, having, of_kind, one_launch, stored
 
@@ -39,6 +39,14 @@ def test_a_bad_page(op: str, value: int) -> None:
     scene.tables["page_table"][1] = np.array(value, np.int64).astype(scene.tables["page_table"].dtype)
     report = describe(check(scene, op))
     assert report is not None and report.request == 1
+
+
+def test_a_position_without_an_angle() -> None:
+    """2^24 and more: named, K left alone, q NaN; the other requests turn."""
+    scene = stored(next(n for n in SETS if n.endswith("_dense")), STEP)
+    scene.tables["lengths"][1] = 2**24
+    report = describe(check(scene, "rotate"))
+    assert report is not None and (report.code, report.request) == (Fault.POSITION, 1) and report.position >= 2**24 - 3
 
 
 def test_one_launch_each() -> None:
