@@ -17,7 +17,7 @@ from tests.cli.conftest import Folder
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
 BLOCKS: Final = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.S))
-PROGRAMS: Final = ("step.py", "own.py", "graph.py", "draft.py", "cross.py")
+PROGRAMS: Final = ("step.py", "own.py", "graph.py", "draft.py", "sparse.py", "cross.py")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,8 @@ def raised(project: Folder) -> dict[str, str]:
 
 
 def test_it_has_what_is_run() -> None:
-    assert sorted(BLOCKS) == sorted((*PROGRAMS, "refused.py", "specs/chat.py", "specs/cross.py", "specs/latent.py"))
+    specs = (f"specs/{name}.py" for name in ("chat", "cross", "latent", "sparse"))
+    assert sorted(BLOCKS) == sorted((*PROGRAMS, "refused.py", *specs))
     assert PAGE.count("```") == 2 * len(BLOCKS)
 
 
