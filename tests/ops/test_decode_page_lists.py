@@ -29,7 +29,7 @@ from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.tolerance import hold, terms
 
-_CACHE: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 32}
+_CACHE: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 16}
 
 
 def listed_set(name: str, group: int = 4, page: int = 32, op: dict[str, Any] | None = None, **fields: Any) -> KernelSet:
