@@ -40,7 +40,7 @@ class Row:
     """One config: what became of it. `detail` is the refusal, the differences, or transformers' error.
 
     "facts only": what kvgen reads is right, and `kvgen init` says why it writes no spec. "not compared": transformers cannot
-    run the config.
+    run the config, or its modules do not show what a layer reads.
     """
 
     section: str
@@ -83,6 +83,8 @@ def judged(
         outcome, detail = "traceback", [answer.crashed]
     elif answer.refused:
         outcome, detail = "refused", [answer.refused]
+    elif any(layer.compressed is not None for layer in answer.layers):
+        outcome, detail = "not compared", ["layers with compressed entries: tests_torch/record_compressed.py runs them"]
     else:
         try:
             detail = said.differences(truths.of(same or values), answer.layers)

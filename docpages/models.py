@@ -24,8 +24,9 @@ what is read, layer by layer, with transformers' own modules: types, published c
 The first line counts the decoder-only text models of transformers' causal, image-text and multimodal lists, {all} types: each
 once, a multimodal one by its text config, by the worst of its files. Encoders and decoders that read one are not among them,
 though the table of refusals below names them. The {read} of the reader's table are those that the line counts as read or facts
-only; `gemma`, which is read but for PaliGemma's text config, which looks both ways; and `kimi_k2`, whose code transformers has
-as DeepSeek V3's.
+only; `gemma`, which is read but for PaliGemma's text config, which looks both ways; `kimi_k2`, whose code transformers has as
+DeepSeek V3's; `deepseek_v4`, read since those runs, whose layers' outputs are compared instead ([DeepSeek V4](deepseek_v4.md));
+and `deepseek_v41_text`, which transformers 5.23 does not have.
 
 "Facts only": kvgen reads the config, and says why no spec is written. "Not compared": transformers cannot build or run the
 config, such as one without a hidden size. A refused change is one that kvgen says it does not read.

@@ -19,6 +19,7 @@ from kvgen.spec import (
     cache_fields,
     interleave,
     kernel_set,
+    keys,
     mask,
     model,
     norm,
@@ -60,7 +61,7 @@ _GROUPS: Final[tuple[tuple[str, tuple[type[Spec], ...]], ...]] = (
         ),
     ),
     ("Quantization", (quant.Quant, quant.Block)),
-    ("Attention", (mask.Mask, score.Score, score.Tensor)),
+    ("Attention", (mask.Mask, keys.Keys, score.Score, score.Tensor)),
     ("Norms, and factors of q", (norm.RmsNorm, norm.LayerNorm, position_scale.PositionScale)),
     (
         "Facts of a model",

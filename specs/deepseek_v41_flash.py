@@ -1,4 +1,4 @@
-"""DeepSeek V4.1-Flash in FlashMLA's 528-byte records of 2026-09-30: attention over a window and entries of 2 tokens."""
+"""DeepSeek V4.1-Flash in FlashMLA's 528-byte records, scales in the row: attention over a window and entries of 2 tokens."""
 
 from kvgen import KernelSet, Keys, ops, presets
 

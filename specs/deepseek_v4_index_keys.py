@@ -17,7 +17,13 @@ kernels = KernelSet(
     cache=presets.vllm_indexer(page_size=64, rate=4),
     ops=[
         ops.Pool(
-            overlap=True, ape=True, state="paged", norm=RmsNorm(multiply="before"), rope=ROPE, normed_dtype="same"
+            overlap=True,
+            ape=True,
+            state="paged",
+            norm=RmsNorm(multiply="before"),
+            rope=ROPE,
+            normed_dtype="same",
+            turned_dtype="same",
         ),
         ops.SlotMapping(),
     ],

@@ -22,7 +22,12 @@ from tests.models.steps import RECORDED, Step, hold
 from tests_torch.eager import steps
 
 CONFIGS = Path(__file__).parents[1] / "tests" / "models" / "configs"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+# Layers with compressed entries are tests_torch/test_compressed.py's.
+NAMES = sorted(
+    path.stem
+    for path in CONFIGS.glob("*.json")
+    if all(kind.compressed is None for kind in models.facts(models.read(path)).kinds)
+)
 
 
 @pytest.fixture(autouse=True)

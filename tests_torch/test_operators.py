@@ -104,7 +104,7 @@ def _cache(kind: Any, given: dict[str, Any], *, whole: bool = False, prefix: str
     numbered = f"{prefix}layer" in given
     if not numbered and not whole:
         pools = {n: [pool] for n, pool in pools.items()}
-    cache = kind(**pools, **{t.name: given[prefix + t.name] for t in kind.TABLES})
+    cache = kind(**pools, **{t.name: given[prefix + t.name] for t in kind.TABLES if prefix + t.name in given})
     return cache if whole else cache[given[f"{prefix}layer"] if numbered else 0]
 
 

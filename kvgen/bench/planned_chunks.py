@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvgen.bench.calls import call_of
 from kvgen.bench.synthetic_batch import LAYER, Scene
-from kvgen.ops import Extend
+from kvgen.ops import Extend, MlaDecode
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -61,12 +61,23 @@ class PlannedTiles:
 
 
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch; None where nothing is planned, or tiles of rows."""
+    """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or
+    tiles of rows."""
     launcher = getattr(scene.package, op.name)
+    if isinstance(op, MlaDecode) and op.sparse:
+        return _listed(scene, op, multiprocessors)
     if not hasattr(launcher, "workspace") or launcher.SPLIT_PLAN.slots_a_part:
         return None
     memory, sizes = _planned(scene, op, multiprocessors, arch)
     return _read(memory, sizes, launcher.SPLIT_PLAN.columns)
+
+
+def _listed(scene: Scene, op: MlaDecode, multiprocessors: int) -> PlannedChunks:
+    """A row of q a request, whose lists in all caches together name as many keys as the request has tokens. A block has a row's
+    columns, and multiprocessors take the rows in turn."""
+    columns = op.plan(scene.kernels)[0].context.d.tiles  # type: ignore[attr-defined]
+    totals, blocks = scene.workload.totals, max(1, multiprocessors // columns)
+    return PlannedChunks(tuple(totals[i::blocks] for i in range(blocks)), columns, 1)
 
 
 def planned_tiles(scene: Scene, op: Extend, multiprocessors: int, arch: str | None = None) -> PlannedTiles:

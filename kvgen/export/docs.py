@@ -57,7 +57,8 @@ def _array(p: Array, params: Sequence[Param | Field]) -> str:
     notes = [f"{p.dtype}[{shape}]"]
     strides = {q.value.partition(".")[2]: q.name for q in params if isinstance(q, Size) and stride_of(q, [p])}
     if p.strided == 2:
-        notes.append(f"layers {strides['stride']} and rows {strides['row_stride']} elements apart")
+        outer = _step_of(p, 0)
+        notes.append(f"{outer}s {strides['stride']} and rows {strides['row_stride']} elements apart")
     elif p.strided and strides:
         notes.append(f"rows {strides['stride']} elements apart")
     if p.access != "in":
@@ -72,6 +73,13 @@ def _array(p: Array, params: Sequence[Param | Field]) -> str:
     return ", ".join(notes)
 
 
+def _step_of(array: Array, axis: int) -> str:
+    """What an axis counts whose stride is free: rows, and outside of them layers or other slices."""
+    if array.strided != 2 or axis == 1:
+        return "row"
+    return "layer" if array.shape[0] == "all_layers" else "slice"
+
+
 def _size(p: Size, params: Sequence[Param | Field]) -> str:
     arrays = [q for q in params if isinstance(q, Array)]
     if p.value.endswith("stride") and "." in p.value:
@@ -79,7 +87,7 @@ def _size(p: Size, params: Sequence[Param | Field]) -> str:
         what = "row"
         if found is not None:
             array, axis = found
-            what = "layer" if array.strided == 2 and axis == 0 else "row"
+            what = _step_of(array, axis)
             unit = array.align // dtype(array.dtype).bytes
             step = packed_step(array, axis)
             packed = f", {step or f'as many as a {what} has'} where {what}s are packed"

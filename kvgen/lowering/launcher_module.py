@@ -216,7 +216,8 @@ def _described_array(p: Array) -> str:
     shape = ", ".join(str(s).replace("+", " + ") for s in p.shape)
     notes = [f"{p.dtype}[{shape}]"]
     if p.strided:
-        notes.append("layers and rows may be strided" if p.strided == 2 else "rows may be strided")
+        two = "layers and rows" if p.shape[0] == "all_layers" else "the first two axes"
+        notes.append(f"{two} may be strided" if p.strided == 2 else "rows may be strided")
     if p.access != "in":
         notes.append("written" if p.access == "out" else "updated")
     if p.optional:

@@ -155,8 +155,8 @@ class PoolTokensContext:
 
     Tokens, channels and state are those of PooledTokens; `type` is the C type of new rows. Pooled rows wait in k_tile, `tile` f32
     apart, from where `parts` turn (`turned`: in the tile) and `writes` store them. Before the `norm`, whose sums `norm_warps`
-    warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`; an empty name: not at
-    all. `latent_type` is that of latent_out.
+    warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`, after RoPE to
+    `turned_type`; an empty name: not at all.
     """
 
     entry: str
@@ -185,9 +185,9 @@ class PoolTokensContext:
     ape: bool
     pooled_type: str
     normed_type: str
+    turned_type: str
     rounded: int
     latent_out: bool
-    latent_type: str
     norm: tuple[NormContext, ...]
     norm_warps: int
     tile: int
@@ -204,6 +204,7 @@ class Roundings:
 
     pooled: str
     normed: str
+    turned: str
     dims: int
 
 
@@ -271,9 +272,9 @@ def pool_kernel(
         ape=pooled.ape,
         pooled_type=roundings.pooled,
         normed_type=roundings.normed,
+        turned_type=roundings.turned,
         rounded=roundings.dims,
         latent_out=latent_out,
-        latent_type=kind.c,
         norm=norms,
         norm_warps=-(-pooled.threads_each // 32),
         tile=parts.tiles[0].stride,

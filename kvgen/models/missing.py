@@ -57,7 +57,7 @@ MISSING: Final[Mapping[str, str]] = {
     "inkling2_text": "a bias per distance computed from q, and a convolution before K and V; ops.Append has none yet",
     "zaya": "a convolution over q, K and V before the cache; ops.Append has none yet",
     "unlimited_ocr_text": "a window over what was generated beside the whole prompt; ops.Decode's Mask has no such window yet",
-    "diffusion_gemma_text": "a canvas of tokens that see each other; ops.Decode's Mask has no blocks yet",
+    "diffusion_gemma_text": "a canvas of tokens that see each other, which Mask(block=) has; no reader tells its blocks yet",
 }
 MISSING_CLASSES: Final[Mapping[str, str]] = {
     "MambaForCausalLM": "mamba",

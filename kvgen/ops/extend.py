@@ -146,7 +146,7 @@ class Extend(Op):
         shape = self._tensor(kernels)
         if shape is None:
             return "it is on CUDA cores"
-        masks = bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.tree)
+        masks = bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.block or self.mask.tree)
         return extend_wgmma.applies(kernels, shape.cols, self._chunk, scores=self.score is not None, masks=masks)
 
     def by_warpgroups(self, kernels: KernelSet) -> bool:

@@ -27,7 +27,7 @@ class IndexerQueryContext:
     """Everything ops/indexer_query.cu.j2 reads.
 
     A block has `rows` rows and `heads` heads of each, of the struct `head`. Scales are powers of two if
-    `power`; `amax_min` and `factor`, of all weights, are decimal texts.
+    `power`; `packed`: codes are e2m1, with four scales a head. `amax_min` and `factor`, of all weights, are decimal texts.
     """
 
     entry: str
@@ -37,6 +37,7 @@ class IndexerQueryContext:
     rows: int
     heads: int
     power: bool
+    packed: bool
     amax_min: str
     factor: str
     hadamard: bool
@@ -44,7 +45,7 @@ class IndexerQueryContext:
 
 
 class IndexerQuery(Op):
-    """An indexer's query rows, made ready for `IndexerScores` over e4m3 keys: one launch from the projections' results to codes.
+    """An indexer's query rows, made ready for `IndexerScores` over codes: one launch from the projections' results to codes.
 
     q is `[T, q_heads, head_dim]` in the cache's dtype, `weights` f32 or that dtype `[T, q_heads]`. In f32, rounded once: RoPE
     at `positions[T]`, then with `hadamard` the Hadamard transform of each head, then codes and a scale a head:
@@ -52,6 +53,10 @@ class IndexerQuery(Op):
     - scale = 2^ceil(log2(max(amax, amax_min) / 448)) with `recipe="pow2"`, else max(amax, amax_min) / 448; `q_out` e4m3
       `[T, q_heads, head_dim]` is x / scale, saturating;
     - `weights_out` f32 `[T, q_heads]` is weights * scale * `factor`.
+
+    Over keys of e2m1 (MXFP4) a scale, a power of two, is of 32 dims: 2^ceil(log2(max(amax, amax_min) / 6)). `q_out` is u8
+    `[T, q_heads, head_dim / 2]`, the even dim in the low nibble, `q_scales` i32 `[T, q_heads]` exponents + 127 of four blocks,
+    the first the lowest byte, and weights_out weights * `factor`.
 
     Keys are append's: with the same RoPE and `hadamard`. A position without an angle (negative, at or past 2^24 or the rows of
     `cos_sin`) is reported, and its row is NaN: codes 0x7f, weights NaN. Nothing is padding. The cache is not looked at.
@@ -71,8 +76,8 @@ class IndexerQuery(Op):
     """True: each head is transformed behind RoPE, as the keys are (ops.Append(hadamard="qk"))."""
     recipe: Literal["pow2", "amax"] = "pow2"
     """"pow2": scales are powers of two, rounded up. "amax": the largest magnitude becomes 448."""
-    amax_min: Annotated[float, Field(ge=0.0, le=1.0)] = 1e-4
-    """The least that counts as a head's largest magnitude."""
+    amax_min: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """The least that counts as a head's (or block's) largest magnitude. None: 1e-4; 6 * 2^-126 over keys of e2m1."""
     factor: Annotated[float, Field(gt=0.0)] | None = None
     """What all weights are multiplied by. None: head_dim ** -0.5 * q_heads ** -0.5."""
     weights_dtype: Literal["f32", "same"] = "f32"
@@ -92,13 +97,18 @@ class IndexerQuery(Op):
 
     def check(self, kernels: KernelSet) -> None:
         cache, quant = kernels.kv, kernels.kv.quants["k"]
-        if cache.kv_heads != 1 or quant is None or quant.codes.name != "e4m3":
+        if cache.kv_heads != 1 or quant is None or quant.codes.name not in ("e4m3", "e2m1"):
             found = f"{cache.kv_heads} heads" if cache.kv_heads != 1 else quant.codes.name if quant else cache.dtype
             raise ValueError(
-                f"ops: got indexer_query with keys of {found}; it makes codes for one head of e4m3 keys; use "
-                "presets.vllm_indexer(), and append's q_out for keys that are not quantized"
+                f"ops: got indexer_query with keys of {found}; it makes codes for one head of e4m3 or e2m1 keys; "
+                "use presets.vllm_indexer(), and append's q_out for keys that are not quantized"
             )
         dim = cache.head_dim
+        if quant.codes.packed and (dim != 128 or self.recipe != "pow2"):
+            raise ValueError(
+                f"recipe: got {self.recipe!r} with heads of {dim} over keys of e2m1; 128 dims have four scales, powers of two, a "
+                "word; use 'pow2' and a head_dim of 128"
+            )
         if dim & (dim - 1) or not 16 <= dim <= 512:
             raise ValueError(
                 f"head_dim: got {dim} for indexer_query; lanes share a head by bits of its dims; give a power of two from 16 "
@@ -123,6 +133,12 @@ class IndexerQuery(Op):
     def weight_factor(self, kernels: KernelSet) -> float:
         """What all weights are multiplied by."""
         return self.factor if self.factor is not None else (kernels.kv.head_dim * kernels.q_heads) ** -0.5
+
+    def least(self, kernels: KernelSet) -> float:
+        """The least that counts as a largest magnitude."""
+        if self.amax_min is not None:
+            return self.amax_min
+        return 6 * 2.0**-126 if _packed(kernels) else 1e-4
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         rope = resolve_rope(self.rope, kernels)
@@ -154,7 +170,8 @@ class IndexerQuery(Op):
             rows=ROWS,
             heads=heads,
             power=self.recipe == "pow2",
-            amax_min=decimal(self.amax_min),
+            packed=_packed(kernels),
+            amax_min=decimal(self.least(kernels)),
             factor=decimal(self.weight_factor(kernels)),
             hadamard=self.hadamard,
             rope=angles,
@@ -185,8 +202,9 @@ class IndexerQuery(Op):
     def _params(self, kernels: KernelSet, head: HeadContext) -> tuple[Param, ...]:
         kind, heads = dtype(kernels.kv.dtype), kernels.q_heads
         rows, fields = ("T", heads, head.dim), (None, "q_heads", "head_dim")
-        own = kind.name if self.weights_dtype == "same" else "f32"
-        found: list[Param] = [
+        own, packed = kind.name if self.weights_dtype == "same" else "f32", _packed(kernels)
+        codes = ("u8", ("T", heads, head.dim // 2), head.width // 2) if packed else ("e4m3", rows, head.width)
+        found: list[Array] = [
             Array(
                 "q",
                 kind.name,
@@ -206,7 +224,7 @@ class IndexerQuery(Op):
                 field="weights_dtype",
                 fields=(None, "q_heads"),
             ),
-            Array("q_out", "e4m3", rows, access="out", align=head.width, strided=True, doc="codes", fields=fields),
+            Array("q_out", codes[0], codes[1], access="out", align=codes[2], strided=True, doc="codes", fields=fields),
             Array(
                 "weights_out",
                 "f32",
@@ -218,7 +236,19 @@ class IndexerQuery(Op):
                 in_place=("weights",) if own == "f32" else (),
             ),
         ]
-        sizes = [Size(f"{name}_stride", "i64", f"{name}.stride") for name in ("q", "weights", "q_out", "weights_out")]
+        if packed:
+            found.append(
+                Array(
+                    "q_scales",
+                    "i32",
+                    ("T", heads),
+                    access="out",
+                    strided=True,
+                    doc="scales of q_out, four exponents + 127 a word",
+                    fields=(None, "q_heads"),
+                )
+            )
+        sizes = [Size(f"{a.name}_stride", "i64", f"{a.name}.stride") for a in found]
         if head.rotary_dim:
             index = dtype(self.index_dtype or "i64")
             doc = "position of each row"
@@ -233,3 +263,9 @@ class IndexerQuery(Op):
             )
             sizes += [Size("cos_sin_stride", "i64", "cos_sin.stride"), Size("cos_sin_rows", "u32", "P")]
         return (*found, *sizes, Size("num_rows", "u32", "T"), ERRORS)
+
+
+def _packed(kernels: KernelSet) -> bool:
+    """Whether keys are e2m1."""
+    quant = kernels.kv.quants["k"]
+    return quant is not None and quant.codes.packed

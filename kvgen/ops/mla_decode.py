@@ -352,7 +352,7 @@ class MlaDecode(Op):
 
     def _pairs_plan(self, kernels: KernelSet) -> KernelPlan:
         """The kernel for few columns over codes with e8m0 scales."""
-        cache, shape = kernels.kv, pairs_shape(kernels, self.sources)
+        cache, shape = kernels.kv, pairs_shape(kernels)
         index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
         params = self._params(kernels, cache, out, index)
         names, spaces, _ = self._lists()

@@ -77,6 +77,10 @@ class Pool(Op):
     """What it is rounded to before RoPE and quantization: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's own);
     "same_unrotated", only where RoPE does not turn it (vLLM V4).
     """
+    turned_dtype: Literal["f32", "same"] = "f32"
+    """What it is rounded to after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
+    own, where codes are chosen of what turns). It takes normed_dtype="same".
+    """
     latent_out: bool = False
     """True: `latent_out [T, d]` gets the entries as they are before RoPE, in the rows of the tokens that emit them; NaN where the
     entry is not known. Other rows are left alone. V4.1 makes its index keys of them.
@@ -127,6 +131,11 @@ class Pool(Op):
             raise ValueError(f"norm: got dim={self.norm.dim}; an entry's norm is over its whole row; leave dim out")
         if self.normed_dtype == "same_unrotated" and self.rope is None:
             raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel turns; use 'same'")
+        if self.turned_dtype == "same" and self.normed_dtype != "same":
+            raise ValueError(
+                f"turned_dtype: got 'same' with normed_dtype={self.normed_dtype!r}; what RoPE does not turn would stay in f32; "
+                "use normed_dtype='same', or leave it out"
+            )
         if rate > 1:
             return
         fields = ("overlap", "ape", "inputs", "state", "state_tokens", "state_buffers", "drafts")
@@ -154,7 +163,10 @@ class Pool(Op):
         new, pooled, kind = self.new_rows(kernels), self.pooled(kernels), dtype(kernels.kv.dtype).c
         dims = pooled.dim - (new.rotary_dim(kernels.kv) if self.normed_dtype == "same_unrotated" else 0)
         roundings = Roundings(
-            "" if self.pooled_dtype == "f32" else kind, "" if self.normed_dtype == "f32" else kind, dims
+            "" if self.pooled_dtype == "f32" else kind,
+            "" if self.normed_dtype == "f32" else kind,
+            "" if self.turned_dtype == "f32" else kind,
+            dims,
         )
         return (pool_kernel(new, pooled, self.norm, roundings, latent_out=self.latent_out, kernels=kernels),)
 

@@ -91,6 +91,8 @@ def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | Non
     if mask.chunk is not None:
         first = max(first, low // mask.chunk * mask.chunk)
         end = min(end, (high // mask.chunk + 1) * mask.chunk)
+    if mask.block is not None:
+        end = min(end, (high // mask.block + 1) * mask.block)
     return first, max(first, end)
 
 
@@ -110,6 +112,8 @@ def visible(mask: Any, at: Standing, tokens: Integers, arguments: Arguments) -> 
         seen &= token > positions - mask.window
     if mask.chunk is not None:
         seen &= token // mask.chunk == positions // mask.chunk
+    if mask.block is not None:
+        seen &= token // mask.block <= positions // mask.block
     if mask.tree == "packed":  # stands in for causality
         new = token - (at.tokens - at.rows)
         words = np.asarray(arguments["tree_mask"])[at.of_q].astype(np.int64)[:, None]

@@ -64,6 +64,31 @@ def indexer_query(
 
 def head_scales(rows: Raw, recipe: str, amax_min: float) -> Floats:
     """The scale of each head of rows `[T, heads, dim]`, f32: of the largest magnitude, which is at least `amax_min`."""
+    return _scales(rows, "e4m3", recipe, amax_min)
+
+
+def block_scales(rows: Raw, amax_min: float) -> Floats:
+    """The same of e2m1 codes, `[T, heads, dim / 32]`: a power of two for 32 dims."""
+    return _scales(rows.reshape(*rows.shape[:-1], rows.shape[-1] // 32, 32), "e2m1", "pow2", amax_min)
+
+
+def _scales(rows: Raw, code: str, recipe: str, amax_min: float) -> Floats:
     amax = np.abs(rows.astype(np.float32)).max(axis=-1, keepdims=True)
-    scales, _ = choose(np.maximum(amax, np.float32(amax_min)), "e4m3", "f32", recipe)
+    scales, _ = choose(np.maximum(amax, np.float32(amax_min)), code, "f32", recipe)
     return scales.astype(np.float64)
+
+
+def words_of(scales: Floats) -> Raw:
+    """Powers of two `[..., 4]` as i32 words of exponents + 127; NaN and infinity are 255."""
+    finite = np.isfinite(scales)
+    exponents = np.where(finite, np.frexp(np.where(finite, scales, 1))[1] + 126, 255).astype(np.int64)
+    words: Raw = (exponents @ np.array([1, 1 << 8, 1 << 16, 1 << 24])).astype(np.uint32).view(np.int32)
+    return words
+
+
+def e2m1_half_step(rows: Floats, scales: Floats) -> Floats:
+    """Half of what lies between the e2m1 codes around each number, in steps of its scale: 0.25 below 2, 0.5 below 4, else 1."""
+    with np.errstate(all="ignore"):
+        size = np.abs(rows) / scales
+    half: Floats = np.where(size < 2, 0.25, np.where(size < 4, 0.5, 1.0)) * scales
+    return half

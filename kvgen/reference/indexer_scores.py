@@ -90,10 +90,15 @@ def indexer_scores(
 def unpacked(q: NDArray[Any], q_scales: NDArray[Any]) -> Floats:
     """The numbers `[T, heads, dim]` of e2m1 codes with an e8m0 scale for 32 dims, of which four are a word."""
     codes = values(unpack_nibbles(q), "e2m1") if q.size else np.zeros((*q.shape[:2], 2 * q.shape[2]))
-    exponents = q_scales.astype(np.int64)[..., None] >> np.array([0, 8, 16, 24]) & 255
-    scales = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
-    numbers: Floats = codes * np.repeat(scales, 32, axis=-1)
+    numbers: Floats = codes * np.repeat(e8m0_scales(q_scales), 32, axis=-1)
     return numbers
+
+
+def e8m0_scales(words: NDArray[Any]) -> Floats:
+    """The powers of two `[..., 4]` whose exponents + 127 are the bytes of words; 255 is NaN."""
+    exponents = words.astype(np.int64)[..., None] >> np.array([0, 8, 16, 24]) & 255
+    scales: Floats = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127))
+    return scales
 
 
 def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArray[Any] | None) -> RowRange | None:

@@ -18,7 +18,8 @@ class Mask(Spec):
     """Which tokens of its request a query row sees: those that all conditions given here admit.
 
     Row i of r rows of a request of n tokens stands at position n - r + i. Positions, windows and chunks count tokens as
-    they are stored, not the depth in a tree. With tree="mask", `causal` is False unless it is given.
+    they are stored, not the depth in a tree. With tree="mask" or `block`, `causal` is False unless it is
+    given.
     """
 
     causal: bool = True
@@ -36,6 +37,10 @@ class Mask(Spec):
     """Tokens of a chunk: a row sees those with token // chunk == position // chunk (with `causal`, Llama 4's chunked
     attention). None or 0: no chunks.
     """
+    block: Annotated[Extent | None, BeforeValidator(zero_is_none)] = None
+    """Tokens of a block: a row sees those with token // block <= position // block, the rest of its own block included
+    (block diffusion: LLaDA 2, DiffusionGemma). It stands in for `causal`, which is False with it. None or 0: no blocks.
+    """
     padding: bool = False
     """True: the call brings `valid_tokens[B]`, of the operation's index dtype, and of request b only the first
     valid_tokens[b] tokens are seen. Positions and lengths stay what they are. A negative number is a LENGTH fault.
@@ -49,12 +54,12 @@ class Mask(Spec):
 
     def model_post_init(self, context: Any) -> None:
         """The mask states by itself what is visible: causal only where that is asked for."""
-        if self.tree == "mask" and "causal" not in self.model_fields_set:
+        if (self.tree == "mask" or self.block) and "causal" not in self.model_fields_set:
             object.__setattr__(self, "causal", False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Mask:
-        for name, value in (("window", self.window), ("chunk", self.chunk)):
+        for name, value in (("window", self.window), ("chunk", self.chunk), ("block", self.block)):
             if value is not None and value < 1:
                 raise ValueError(
                     f"{name}: got {value}; a row sees at least its own token, so the least {name} is 1; None or 0 is no {name}"
@@ -64,12 +69,24 @@ class Mask(Spec):
                 f"ahead: got {self.ahead} with causal={self.causal}; it is how many tokens after its position a row sees, "
                 "1 or more, with causal=False; a row that sees none has causal=True"
             )
+        if self.block is not None:
+            self._check_block()
         if self.tree == "packed" and not self.causal:
             raise ValueError(
                 "tree: got 'packed' with causal=False; its bits stand in for the causal order of a request's new tokens; "
                 "use causal=True, or tree='mask', which says everything"
             )
         return self
+
+    def _check_block(self) -> None:
+        """Blocks say by themselves which tokens after its position a row sees."""
+        beside = {"causal": self.causal or None, "ahead": self.ahead, "chunk": self.chunk, "tree": self.tree}
+        for name, value in beside.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name}: got {value!r} with block={self.block}, which says which tokens after its position a row sees; "
+                    "leave one of them out"
+                )
 
     @property
     def later(self) -> bool:

@@ -70,7 +70,7 @@ class Operator:
             assert isinstance(launcher, PlannedLauncher)
             return lambda values, cache: workspace_over(launcher, values[at], cache)  # type: ignore[arg-type]
         if isinstance(param, OtherCache):
-            other = CacheOver(param.cache, whole=False, prefix=f"{param.name}_")
+            other = CacheOver(param.cache, whole=False, prefix=f"{param.name}_", tables=param.tables)
             return lambda values, cache: other(values[at : at + other.count])
         if isinstance(param, PagePool) and pages is not None:
             over = PagesOver(pages, f"{param.name}_")
@@ -217,7 +217,7 @@ def _plainly(at: int) -> Taker:
 
 def _arguments_of(param: object, pages: type[BasePages] | None) -> Sequence[Argument]:
     if isinstance(param, OtherCache):
-        return cache_arguments(param.cache, whole=False, writes=False, prefix=f"{param.name}_")
+        return cache_arguments(param.cache, whole=False, writes=False, prefix=f"{param.name}_", tables=param.tables)
     if isinstance(param, PagePool):
         assert pages is not None
         return pages_arguments(pages, writes=param.writes, prefix=f"{param.name}_")

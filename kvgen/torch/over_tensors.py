@@ -43,7 +43,8 @@ class Kept:
         self._found: dict[tuple[object, ...], PoolCache] = {}
 
     def over(self, tensors: Sequence[Any], prefix: str, longest: Sequence[int | None]) -> PoolCache:
-        """The cache object over `tensors`, a list for a pool of a tensor a layer; `prefix` is that of their names.
+        """The cache object over `tensors`, a list for a pool of a tensor a layer, without tables where there are none of them;
+        `prefix` is that of their names.
 
         longest: the bounds of lengths that the cache takes (`LONGEST`), none for its defaults.
         """
@@ -51,7 +52,7 @@ class Kept:
         found = self._found.get(key) if key[0] is not None else None
         if found is None:
             given = {
-                n: self._views(i, t, prefix + n) for i, (n, t) in enumerate(zip(self._names, tensors, strict=True))
+                n: self._views(i, t, prefix + n) for i, (n, t) in enumerate(zip(self._names, tensors, strict=False))
             }
             found = self._make(**given, **dict(zip(self._longest, longest, strict=False)))
             if key[0] is not None:
@@ -91,10 +92,10 @@ def _places(tensors: Sequence[Any]) -> Place | None:
 class CacheOver:
     """Makes the cache object, or the layer of it, from the tensors among an operator's arguments."""
 
-    def __init__(self, cache: type[PoolCache], *, whole: bool, prefix: str = "") -> None:
+    def __init__(self, cache: type[PoolCache], *, whole: bool, prefix: str = "", tables: bool = True) -> None:
         self._kept, self._prefix, self._whole = kept_of(cache), prefix, whole
         self._numbered = not whole and not a_tensor_a_layer(cache)
-        self._tensors = len(cache.TENSORS) + len(cache.TABLES)
+        self._tensors = len(cache.TENSORS) + (len(cache.TABLES) if tables else 0)
         self.count = self._tensors + self._numbered
 
     def __call__(self, values: Sequence[Any], longest: Sequence[int | None] = ()) -> PoolCache | LayerCache:

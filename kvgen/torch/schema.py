@@ -85,16 +85,20 @@ def _extra(kernel: Kernel, name: str, parameter: inspect.Parameter) -> Argument:
     return Argument(name, kind, default=str(parameter.default))
 
 
-def cache_arguments(cache: type[PoolCache], *, whole: bool, writes: bool, prefix: str = "") -> tuple[Argument, ...]:
+def cache_arguments(
+    cache: type[PoolCache], *, whole: bool, writes: bool, prefix: str = "", tables: bool = True
+) -> tuple[Argument, ...]:
     """The tensors of a cache as arguments: the pools, the tables, and the layer.
 
     whole: the operation works on all layers. Otherwise it takes the number of the layer, or where the spec has a tensor a
-    layer (`layers="pointers"`, states) that layer's tensors alone. writes: the kernel writes to the pools.
+    layer (`layers="pointers"`, states) that layer's tensors alone. writes: the kernel writes to the pools. tables: it reads
+    the page table and lengths.
     """
     pools = _pools(cache.TENSORS, prefix, several=whole and a_tensor_a_layer(cache), writes=writes)
-    tables = [Argument(prefix + t.name, "Tensor", writes and t.access != "in") for t in cache.TABLES]
+    read = cache.TABLES if tables else ()
     numbered = not whole and not a_tensor_a_layer(cache)
-    return (*pools, *tables, *([Argument(f"{prefix}layer", "SymInt")] if numbered else ()))
+    found = [Argument(prefix + t.name, "Tensor", writes and t.access != "in") for t in read]
+    return (*pools, *found, *([Argument(f"{prefix}layer", "SymInt")] if numbered else ()))
 
 
 def pages_arguments(pages: type[BasePages], *, writes: bool, prefix: str) -> tuple[Argument, ...]:

@@ -43,7 +43,8 @@ from kvgen.reference import Decoded, Rows, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
 from kvgen.reference.gather import Runs
-from kvgen.reference.indexer_query import head_scales
+from kvgen.reference.indexer_query import Query, e2m1_half_step, head_scales
+from kvgen.reference.indexer_scores import e8m0_scales, unpacked
 from kvgen.reference.mla_decode import Listed
 from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
@@ -292,9 +293,13 @@ def _indexer_query(j: Judged) -> int:
         hadamard=op.hadamard,
     )
     rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    if "q_scales" in given:
+        return _packed_query(j, op, found)
     codes, got = (j.got.arrays[name][found.known].astype(np.float64) for name in ("q_out", "weights_out"))
     weights = given["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
-    ends = [weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.amax_min) for by in (-lost, lost)]
+    ends = [
+        weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.least(kernels)) for by in (-lost, lost)
+    ]
     low, high = np.minimum(*ends), np.maximum(*ends)
     far = Distance()
     far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
@@ -319,6 +324,26 @@ def _listed(j: Judged, scene: Scene, rows: Rows | None, argument: str) -> Listed
         (rows,) = Contents(j.wanted.keys[argument], {}, {}).rows(scene)
     lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
     return Listed(rows, scene.pages, scene.tokens, *lists)
+
+
+def _packed_query(j: Judged, op: IndexerQuery, found: Query) -> int:
+    """The same of e2m1 codes, whose numbers are within half a step of the rows."""
+    kernels, far = j.case.scene.kernels, Distance()
+    names = ("q_out", "q_scales", "weights_out")
+    codes, words, got = (np.ascontiguousarray(j.got.arrays[name][found.known]) for name in names)
+    rows, lost = found.change.rows[found.known], found.change.lost[found.known]
+    numbers, scales = unpacked(codes, words), np.repeat(e8m0_scales(words), 32, axis=-1)
+    far.meet(np.abs(numbers - rows), e2m1_half_step(rows, scales) * 1.001 + lost)
+    j.meet("q_out", far)
+    weights = j.arrays["weights"][found.known].astype(np.float64) * op.weight_factor(kernels)
+    far = Distance()
+    far.meet(np.abs(got - weights), 2.0**-22 * np.abs(weights))
+    j.meet("weights_out", far)
+    if not np.isnan(j.got.arrays["weights_out"][~found.known]).all():
+        j.wrong.append("weights_out: rows without a position must be NaN, and are not")
+    for name in names:
+        j.wanted.arrays[name][...] = j.got.arrays[name]
+    return found.word
 
 
 def _indexer_scores(j: Judged) -> int:

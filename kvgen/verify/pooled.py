@@ -46,6 +46,7 @@ def pooling_of(op: Pool, kernels: KernelSet) -> Pooling:
         local=op.rope == "local",
         pooled_dtype=op.pooled_dtype,
         normed_dtype=op.normed_dtype,
+        turned_dtype=op.turned_dtype,
         hadamard=op.hadamard is not None,
     )
 

@@ -90,6 +90,16 @@ def test_the_planners_chunks() -> None:
     assert found.pieces > 1
 
 
+def test_rows_of_lists_in_turn() -> None:
+    """Nothing is planned: two multiprocessors have every 66th row, whose lists name as many keys as the request has tokens."""
+    loaded = next(iter(load_file(ROOT / "specs/deepseek_v3_fp8.py", "specs/deepseek_v3_fp8.py")))
+    op = next(op for op in loaded.kernels.ops if op.name == "mla_sparse")
+    with generated(ROOT / "generated", "deepseek_v3_fp8") as package:
+        found = planned_chunks(Scene(loaded.kernels, package, Workload.uniform(70, 40, 1)), op, 132)
+    assert found is not None and (found.columns, found.pieces) == (2, 1)
+    assert found.parts == ((40, 40),) * 4 + ((40,),) * 62
+
+
 @needs_tool
 def test_the_last_architecture_with_a_table() -> None:
     """sm_100f has none: its set is replayed for sm_90a, and asked for by name it is refused."""

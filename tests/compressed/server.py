@@ -115,7 +115,8 @@ class Server:
         new = [Rows(**_cut(vars(r), f, d)) for r, f, d in zip(self.rows, before, self.done, strict=True)]
         with machine(arch="sm_90a", mode="check"):
             q = self._append(new, lengths, offsets)
-            self._compress(new, lengths, offsets)
+            if owner is None:
+                self._compress(new, lengths, offsets)
             picks = self._picks(new, lengths, offsets, where) if owner is None else owner.last
             o = self._attend(q, where, lengths, offsets, owner or self)
         self.last = picks

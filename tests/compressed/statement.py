@@ -38,7 +38,7 @@ class Codes:
     def stored(self, x: Floats, turned: int) -> Floats:
         """What readers get back of rows `[..., dim]` whose last `turned` dims are turned."""
         whole = x.shape[-1] - (turned if self.plain else 0)
-        coded = self._coded(x[..., :whole].reshape(*x.shape[:-1], -1, self.group))
+        coded = self._coded(x[..., :whole].reshape(*x.shape[:-1], whole // self.group, self.group))
         plain = x[..., whole:].astype(ml_dtypes.bfloat16).astype(np.float64)
         return np.concatenate([coded.reshape(*x.shape[:-1], whole), plain], axis=-1)
 

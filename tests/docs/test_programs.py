@@ -19,6 +19,7 @@ RUN: Final = {
     "attention.md": "tests/test_attention_page.py",
     "custom_kernels.md": "tests/custom/test_document.py",
     "calling.md": "tests/test_calling_page.py",
+    "deepseek_v4.md": "here",
     "disaggregation.md": "here",
     "disaggregation.md/over_nixl.py": "tests_vllm/test_over_nixl.py",
     "extend.md": "here",
@@ -58,6 +59,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         DOCS / f"{name}.md"
         for name in (
             "quickstart",
+            "deepseek_v4",
             "disaggregation",
             "extend",
             "faults",
@@ -86,6 +88,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         "apart.py",
         "ranks.py",
         "pool.py",
+        "sparse_step.py",
     ],
 )
 def test_a_program(chat: Folder, program: str) -> None:

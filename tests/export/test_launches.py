@@ -199,11 +199,13 @@ def number(p: Size, params: tuple[Any, ...], dims: dict[str, int]) -> list[str]:
     """A statement that sets a size from the shapes alone; none where use() or the member's default does."""
     if p.value in ("num_sm_parts", "max_rows", "max_chunks", "max_slots", "planned_rows"):
         return []
-    if p.value.endswith(".stride"):
-        array = next(q for q in params if isinstance(q, Array) and q.name == p.value.removesuffix(".stride"))
-        if all(isinstance(n, int) for n in array.shape[1:]):
+    if p.value.endswith((".stride", ".row_stride")):
+        name, _, which = p.value.partition(".")
+        array = next(q for q in params if isinstance(q, Array) and q.name == name)
+        inner = array.shape[1 if which == "stride" else 2 :]
+        if all(isinstance(n, int) for n in inner):
             return []
-        return [f"a.{p.name} = {' * '.join(str(extent(n, dims)) for n in array.shape[1:])};"]
+        return [f"a.{p.name} = {' * '.join(str(extent(n, dims)) for n in inner)};"]
     if p.value.endswith("_tokens"):
         return [f"a.{p.name} = a.{p.value.removesuffix('_tokens')}.max_cache_length;"]
     return [f"a.{p.name} = {' * '.join(str(dims[n]) for n in p.value.split('*'))};"]

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from kvgen.reference.attention_output import blocks_of
+from kvgen.reference.quant import choose, pack_nibbles, quantize
 from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
@@ -133,6 +134,18 @@ def _blocks(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _packed_inputs() -> dict[str, Array]:
+    rows = _block_inputs()["rows"]
+    return {"rows": rows, "codes": np.zeros(8 * 32, np.uint8), "scales": np.zeros(8 * 2, np.uint32)}
+
+
+def _packed(arrays: Arrays) -> dict[str, Wanted]:
+    blocks = arrays["rows"].view(np.float32).reshape(8, 2, 32)
+    scales, _ = choose(np.maximum(np.abs(blocks).max(axis=2, keepdims=True), np.float32(0.25)), "e2m1", "f32", "pow2")
+    codes = pack_nibbles(quantize(blocks, scales, None, "e2m1"))
+    return {"codes": exact(codes.reshape(-1)), "scales": floats(scales.reshape(-1).astype(np.float32))}
+
+
 def _pad_inputs() -> dict[str, Array]:
     out = np.random.default_rng(126).integers(1, 99, 6 * 24).astype(np.float32)
     return {"states": np.array([2, 0, 1, 2, 0, 2], np.uint32), "out": pattern(out)}
@@ -151,6 +164,7 @@ def probes() -> list[Probe]:
         Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
         Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
         Probe("library_head_blocks", UNIT, "head_blocks", _block_inputs, _blocks, 32),
+        Probe("library_head_packed_blocks", UNIT, "head_packed_blocks", _packed_inputs, _packed, 32),
         Probe("library_head_pads", UNIT, "head_pads", _pad_inputs, _padded, 32),
         Probe("library_head_position_factors", UNIT, "head_position_factors", _factor_inputs, _factors, 32),
     ]

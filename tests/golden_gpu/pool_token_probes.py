@@ -104,7 +104,7 @@ def _state_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(131)
     x, ape = rng.integers(-99, 100, (24, 4 * DIM)), rng.integers(-99, 100, (RATE, 2 * DIM))
     found = {"x": pattern(x.astype(np.float32)), "ape": pattern(ape.astype(np.float32))}
-    return found | {"state": pattern(np.full(RING * 4 * DIM, -7, np.float32)), "row": np.zeros(4 * DIM, np.uint32)}
+    return found | {"state": pattern(np.full(RING * 4 * DIM, -7, np.float32)), "row": np.zeros(8 * DIM, np.uint32)}
 
 
 def _state(arrays: Arrays) -> dict[str, Wanted]:
@@ -119,7 +119,7 @@ def _state(arrays: Arrays) -> dict[str, Wanted]:
     for token in range(20, 27):  # from the group before 24's on
         if token in (25, 26) or any(token % RING == p % RING for p in old):
             state[token % RING] = with_ape(token - 5 + 2, token)
-    return {"state": floats(state.reshape(-1)), "row": floats(with_ape(7, 10))}
+    return {"state": floats(state.reshape(-1)), "row": floats(np.tile(with_ape(7, 10), 2))}
 
 
 def _sum_inputs() -> dict[str, Array]:
@@ -129,7 +129,7 @@ def _sum_inputs() -> dict[str, Array]:
     state[7, 2 * DIM :] = -np.inf
     found: dict[str, Array] = {"x": x.view(np.uint16), "ape": pattern(ape.astype(np.float32))}
     found["state"] = pattern(state.astype(np.float32))
-    sizes = {"mean": DIM, "one": 2 * DIM, "first": 3 * DIM, "weights": 4}
+    sizes = {"mean": DIM, "one": 2 * DIM, "first": 3 * DIM, "old": 3 * DIM, "weights": 4}
     return found | {name: np.zeros(size, np.uint32) for name, size in sizes.items()}
 
 
@@ -161,6 +161,7 @@ def _sums(arrays: Arrays) -> dict[str, Wanted]:
         "mean": _close(pooled(slice(0, 8))),
         "one": _close(np.concatenate([pooled(slice(0, 4)), pooled(slice(4, 8))])),
         "first": floats(firsts),
+        "old": floats(np.concatenate([state[15, :DIM], state[15, 2 * DIM : 3 * DIM], state[0, :DIM]])),
         "weights": _close(np.array([1, np.exp(-1), 1, 0])),
     }
 
@@ -169,7 +170,7 @@ def _norm_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(133)
     x, weight = rng.integers(-300, 300, 128) / 7, rng.integers(1, 13, 128) / 4
     found = {"x": pattern(x.astype(np.float32)), "weight": pattern(weight.astype(np.float32))}
-    return found | {name: np.zeros(128, np.uint32) for name in ("normed", "scaled", "rounded", "unknown")}
+    return found | {name: np.zeros(128, np.uint32) for name in ("normed", "scaled", "rounded", "head", "unknown")}
 
 
 def _norms(arrays: Arrays) -> dict[str, Wanted]:
@@ -181,6 +182,7 @@ def _norms(arrays: Arrays) -> dict[str, Wanted]:
         "normed": Wanted(pattern(normed.astype(np.float32)), Rule("f32", relative=2.0**-7), normed[:, None]),
         "scaled": _close(scaled),
         "rounded": floats(rounded),
+        "head": floats(rounded),
         "unknown": floats(np.where(np.arange(128) // 4 % 2 == 0, rounded, np.float32(np.nan))),
     }
 

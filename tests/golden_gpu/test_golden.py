@@ -110,7 +110,7 @@ CALLED_IN = {
     },
     "entries": (f"{KERNELS}/new_rows.cu",),
     **dict.fromkeys(
-        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "pad_heads"),
+        ("head_norms", "first_pairs", "position_scale", "hadamard", "head_blocks", "packed_blocks", "pad_heads"),
         (f"{KERNELS}/head_steps.cu",),
     ),
     **dict.fromkeys(("store_heads", "row_norm", "write_rows"), (f"{KERNELS}/write_rows.cu",)),

@@ -26,10 +26,11 @@ from tests.support.page_moves import having, moving_scene
 STEP = replace(PLAIN, totals=(5, 20, 1), new=(2, 3, 1), padding=1)
 
 
-# Pairs that the tests below run; the others declare nothing.
+# Pairs that the tests below run, or those of their operation (attention_output, indexer_query); the others declare nothing.
 RUN = {
     ("q_out", "q"), ("q_out", "qkv"), ("c", "a"), ("new_lengths", "lengths"), ("out", "indices"),
-    ("out", "o"), ("out", "out_a"), ("out", "out_b"), ("out", "outs"), ("lse", "lse_a"), ("lse", "lse_b"), ("lse", "lses"),
+    ("out", "o"), ("weights_out", "weights"), ("out", "out_a"), ("out", "out_b"), ("out", "outs"),
+    ("lse", "lse_a"), ("lse", "lse_b"), ("lse", "lses"),
     *((f"new_{table}", table) for table in ("page_table", "page_indices", "req_to_token", "state_ids")),
 }  # fmt: skip
 

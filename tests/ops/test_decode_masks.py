@@ -71,6 +71,7 @@ SETS = {
             mask=Mask(chunk=24, causal=False, ahead=5),
         ),
         _set("chunk_window", _paged("f32", 2, 16, 3), 3, 4, mask=Mask(chunk=32, window=20)),
+        _set("blocks", _paged("f32", 1, 16, 3, lengths="after"), 3, 4, mask=Mask(block=5, window=9)),
         _set(
             "padding", _paged("f16", 2, 32, 16, lengths="after"), 2, 4, mask=Mask(causal=False, padding=True, window=30)
         ),

@@ -39,7 +39,7 @@ def listed_set(name: str, group: int = 4, page: int = 32, op: dict[str, Any] | N
     return KernelSet(name=f"listed_{name}", q_heads=group * kv.kv_heads, cache=kv, ops=(decode,), arch=("sm_90a",))
 
 
-TILES = listed_set("tiles", op={"sinks": "lse", "lse_base": "2"})
+TILES = listed_set("tiles", 4, 64, op={"sinks": "lse", "lse_base": "2"})
 # What every run has, and what a campaign has besides.
 SETS = [TILES, listed_set("lanes", 2, 4, {"mask": Mask(window=9)}, kv_heads=3, lengths="before")]
 if "KVGEN_FAMILY" in os.environ:
@@ -125,7 +125,7 @@ def test_drawn_lists(kernels: KernelSet, data: Any) -> None:
     else:
         requests = [*range(len(batch.totals)), *[None] * batch.padding]
     scene, q = listed_scene(kernels, batch, len(requests))
-    width = data.draw(st.integers(0, 7))
+    width = data.draw(st.integers(0, 16))
     lists = lists_of(scene, requests, width, by_head=data.draw(st.booleans()))
     counts = None
     if data.draw(st.booleans()):

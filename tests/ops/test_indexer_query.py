@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import KernelSet, Rope, presets
+from kvgen import Block, KernelSet, Layout, Paged, Quant, Rope, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import IndexerQuery
 from kvgen.reference import indexer_query
-from kvgen.reference.indexer_query import head_scales
-from kvgen.reference.quant import cast, values
+from kvgen.reference.indexer_query import block_scales, e2m1_half_step, head_scales, words_of
+from kvgen.reference.indexer_scores import e8m0_scales, unpacked
+from kvgen.reference.quant import cast, pack_nibbles, values
 from kvgen.reference.rope import Table
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
@@ -39,11 +40,28 @@ KERNELS = KernelSet(
 )
 
 
-def call_of(name: str, rows: int, seed: int) -> tuple[dict[str, Raw], dict[str, Raw]]:
+PACKED = KernelSet(
+    name="indexer_packed_queries",
+    q_heads=6,
+    cache=Paged(
+        dtype="bf16",
+        kv_heads=1,
+        head_dim=128,
+        page_size=16,
+        stores="k",
+        layout=Layout(k="page token head dim", layers="pointers"),
+        quant=Quant(dtype="e2m1", scale_dtype="e8m0", block=Block(dim=32), recipe="pow2", place="pool"),
+    ),
+    ops=[IndexerQuery(name="turned", rope=OPTIONS["last"]["rope"]), IndexerQuery(name="codes", factor=2.0)],
+    arch=["sm_90a"],
+)
+
+
+def call_of(name: str, rows: int, seed: int, kernels: KernelSet = KERNELS) -> tuple[dict[str, Raw], dict[str, Raw]]:
     """Arguments of a call, and the memory around each array."""
     rng, arrays, around = np.random.default_rng(seed), dict[str, Raw](), dict[str, Raw]()
     sizes = {"T": rows, "P": MOST}
-    for spec in getattr(package(KERNELS), name).KERNEL.arguments:
+    for spec in getattr(package(kernels), name).KERNEL.arguments:
         if spec.name == "errors":
             continue
         shape = [n if isinstance(n, int) else sizes[n] for n in spec.shape]
@@ -78,7 +96,7 @@ def check(name: str, arrays: dict[str, Raw], around: dict[str, Raw]) -> int:
     codes = np.ascontiguousarray(arrays["q_out"]).view(np.uint8)
     assert (codes[~wanted.known] == 0x7F).all() and np.isnan(arrays["weights_out"][~wanted.known]).all()
     rows, lost = wanted.change.rows[wanted.known], wanted.change.lost[wanted.known]
-    low, high = (head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.amax_min) for by in (-lost, lost))
+    low, high = (head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.least(KERNELS)) for by in (-lost, lost))
     given = arrays["weights"].astype(np.float64)[wanted.known] * op.weight_factor(KERNELS)
     got = arrays["weights_out"][wanted.known].astype(np.float64)
     bounds = np.sort(np.stack([given * low, given * high]), axis=0)
@@ -110,6 +128,44 @@ def test_a_bad_position(name: str, value: int) -> None:
     arrays["positions"][4] = value
     report = describe(check(name, arrays, around))
     assert report is not None and (report.code, report.request, report.position) == (Fault.POSITION, 4, 4)
+
+
+@pytest.mark.parametrize("name", ["turned", "codes"])
+@settings(max_examples=4)
+@given(rows=st.integers(1, 7), seed=st.integers(0, 100), bad=st.booleans())
+def test_packed(name: str, rows: int, seed: int, bad: bool) -> None:
+    """e2m1 codes with four scales a head; weights times the factor alone; NaN where a row has no position."""
+    op = next(op for op in PACKED.ops if op.name == name)
+    assert isinstance(op, IndexerQuery) and not isinstance(op.rope, str)
+    arrays, around = call_of(name, rows, seed, PACKED)
+    if bad and "positions" in arrays:
+        arrays["positions"][rows - 1] = -1
+    wanted = indexer_query(arrays["q"], rope=op.rope, positions=arrays.get("positions"))
+    word, generated = np.zeros(1, np.uint64), package(PACKED)
+    with machine(mode="check"):
+        getattr(generated, name)(generated.Cache(**Scene(PACKED, PLAIN, ()).arguments())[0], **arrays, errors=word)
+    assert int(word[0]) == wanted.word
+    for out in ("q_out", "q_scales", "weights_out"):
+        assert (surroundings(arrays[out], around[out]) == CANARY).all(), f"written beside {out}"
+    known = wanted.known
+    assert np.isnan(arrays["weights_out"][~known]).all() and (arrays["q_scales"][~known] == -1).all()
+    weights = arrays["weights"].astype(np.float64)[known] * op.weight_factor(PACKED)
+    np.testing.assert_allclose(arrays["weights_out"][known], weights, rtol=2.0**-22)
+    change, words = wanted.change, arrays["q_scales"][known]
+    rows_known, lost = change.rows[known], change.lost[known]
+    if op.rope is None:
+        scales = block_scales(rows_known, op.least(PACKED))
+        np.testing.assert_array_equal(words, words_of(scales))
+        parts = rows_known.reshape(*scales.shape, 32).astype(np.float32) / scales[..., None].astype(np.float32)
+        np.testing.assert_array_equal(
+            np.ascontiguousarray(arrays["q_out"])[known], pack_nibbles(cast(parts, "e2m1").reshape(rows_known.shape))
+        )
+        return
+    scales = e8m0_scales(words)
+    low, high = (block_scales(np.maximum(np.abs(rows_known) + by, 0), op.least(PACKED)) for by in (-lost, lost))
+    assert ((low <= scales) & (scales <= high)).all()
+    off = np.abs(unpacked(np.ascontiguousarray(arrays["q_out"])[known], words) - rows_known)
+    assert (off <= e2m1_half_step(rows_known, np.repeat(scales, 32, axis=-1)) * 1.001 + lost).all(), "codes are off"
 
 
 def test_zeros_and_weights_in_place() -> None:

@@ -214,12 +214,11 @@ def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fiel
     return scene, q, weights, offsets_of(new, kind)
 
 
-@pytest.mark.parametrize("name", ["scores_widened", "scores_groups"])
-def test_a_prompt_among_many_requests(name: str) -> None:
+def test_a_prompt_among_many_requests() -> None:
     """More requests than a block has threads, and a prompt of more tiles than a ring has, which three blocks share."""
     totals = (*([3] * 140), 700)
-    scene, q, weights, offsets = ragged_step(name, totals, (*([0, 1] * 70), 9))
-    with few_blocks(SETS[name], 3):
+    scene, q, weights, offsets = ragged_step("scores_groups", totals, (*([0, 1] * 70), 9))
+    with few_blocks(scene.kernels, 3):
         call(scene, q, weights, 710, offsets)
 
 
@@ -249,8 +248,9 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("wrong", VICTIMS)
-@pytest.mark.parametrize("name", ["scores_groups", "scores_packed"])
+@pytest.mark.parametrize(
+    ("name", "wrong"), [*(("scores_groups", wrong) for wrong in VICTIMS), ("scores_packed", "page")]
+)
 def test_hostile_data(name: str, wrong: str) -> None:
     """Whatever a request's pages, length and offsets are: it is NaN there, which is reported, and others keep their bits."""
     scene, q, weights, offsets = ragged_step(name, (60, 90, 40), (3, 4, 2))

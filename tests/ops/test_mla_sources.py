@@ -228,7 +228,7 @@ def test_a_cache_without_rows_is_as_if_it_were_not_there(kernels: KernelSet) -> 
 
 @pytest.mark.parametrize("kernels", [SETS[0], FOOTERS], ids=lambda kernels: kernels.name)
 def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
-    """A row whose scale is NaN in one of the caches makes NaN of the rows that list it, and of no others."""
+    """A row with a scale that is NaN in one of the caches makes NaN of the rows that list it, whole, and of no others."""
     scene, q, arguments = step(kernels, some(kernels), 2, (9, 9))
     other, lists = arguments["others"]["a"], arguments["a_indices"]
     place = other.entries[0][0][0]
@@ -237,7 +237,9 @@ def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
     (keys,) = other.rows()
     part = keys.parts[0]
     assert isinstance(part, Coded) and isinstance(part.scales, Elements)
-    part.scales.write(place, 0, np.full_like(part.scales.read(place, 0), np.nan))
+    scales = part.scales.read(place, 0)
+    scales[..., -1] = np.nan
+    part.scales.write(place, 0, scales)
     lists[1, 3] = place * other.tokens
     assert np.isnan(keys.numbers(place, 0)).any()
     generated, out = package(kernels), np.zeros_like(was)

@@ -14,8 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from kvgen import Layout
 from kvgen.errors import ArgumentError
 from kvgen.export.pools import contiguous
+from kvgen.expr.nodes import const
 from kvgen.runtime.cpu import machine
 from kvgen.verify.memory import HostMemory
 from kvgen.verify.run import Verifier
@@ -298,11 +300,16 @@ def test_verify_lays_out_aligned_pages() -> None:
     assert result.status == "ok" and [c.wrong for c in result.cases] == [()] * len(result.cases)
 
 
-def test_exported_sources_fill_in_contiguous_pages_alone() -> None:
-    """layer_of() of an exported set knows strides of contiguous tensors: pages that lie apart are the caller's to fill in."""
-    for page_size, filled in ((3, False), (72, True)):
+def test_exported_sources_know_how_far_apart_pages_lie() -> None:
+    """layer_of() of an exported set steps over what aligns pages; where layers lie in a page, the caller fills in the step."""
+    steps = {}
+    for page_size in (3, 72):
         (tensor,) = LATENT["v4"].model_copy(update={"page_size": page_size}).storage.tensors
-        assert (contiguous(tensor) is not None) == filled
+        steps[page_size] = contiguous(tensor)
+    assert [str(found["page"]) for found in steps.values() if found] == [str(const(n)) for n in (2304, 73 * 576)]
+    axis = Layout(kv="page layer token head dim", page_align=576)
+    (tensor,) = LATENT["v4"].model_copy(update={"layout": axis}).storage.tensors
+    assert contiguous(tensor) is None
 
 
 @pytest.mark.parametrize("name", RECORDS)

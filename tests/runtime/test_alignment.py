@@ -10,7 +10,7 @@ import pytest
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, itemsize
-from tests.support.call_tables import SETS, Memory, calls, module, where, with_pointer
+from tests.support.call_tables import SETS, Memory, calls, free_axes, module, where, with_pointer, with_stride
 from tests.support.over import over
 
 pytestmark = pytest.mark.usefixtures("unlaunched")
@@ -58,13 +58,11 @@ def test_rows(name: str) -> None:
     for _, call in calls(name):
         for spec in call.arrays:
             given = call.arguments[spec.name]
-            if not spec.strided or spec.align <= itemsize(given):
-                continue
-            call.arguments[spec.name] = given._replace(strides=(given.strides[0] + 1, *given.strides[1:]))
-            with pytest.raises(
-                ArgumentError, match=rf"^{spec.name}: got stride \d+ in dimension 0 .*a multiple of \d+"
-            ):
-                call.bind()
+            for axis in free_axes(spec, given) if spec.strided and spec.align > itemsize(given) else ():
+                call.arguments[spec.name] = with_stride(given, axis, given.strides[axis] + 1)
+                said = rf"^{spec.name}: got stride \d+ in dimension {axis} .*a multiple of \d+"
+                with pytest.raises(ArgumentError, match=said):
+                    call.bind()
             call.arguments[spec.name] = given
 
 

@@ -88,7 +88,7 @@ def draw_where(draw: st.DrawFn, a: Around) -> dict[str, Any]:
     )
     place = a.pick(draw, fits, ["row", "page"])
     if place != "pool":
-        return {"place": place}
+        return {"place": place, **a.rarely(draw, a.heads == 1, scale_pad=1024)}
     own = a.rarely(draw, isinstance(a.table, Dense), own_table=True)
     if a.focus == "swizzled":
         return {**own, "order": "swizzled"}

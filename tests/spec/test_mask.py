@@ -29,8 +29,17 @@ CASES: Final[list[tuple[dict[str, Any], str]]] = [
         "ahead: got 3 with causal=True; it is how many tokens after its position a row sees, 1 or more, with causal=False; a "
         "row that sees none has causal=True",
     ),
+    (
+        {"block": 32, "causal": True},
+        "causal: got True with block=32, which says which tokens after its position a row sees; leave one of them out",
+    ),
+    (
+        {"block": 32, "tree": "packed"},
+        "tree: got 'packed' with block=32, which says which tokens after its position a row sees; leave one of them out",
+    ),
+    ({"block": -3}, "block: got -3; a row sees at least its own token, so the least block is 1; None or 0 is no block"),
     ({"tree": "bits"}, "Mask.tree: got 'bits'; input should be 'packed' or 'mask'"),
-    ({"sliding": 3}, "Mask.sliding: unknown field; Mask has causal, window, ahead, chunk, padding, tree"),
+    ({"sliding": 3}, "Mask.sliding: unknown field; Mask has causal, window, ahead, chunk, block, padding, tree"),
 ]
 
 
@@ -77,6 +86,9 @@ MASKS: Final = {
     "ahead": Mask(causal=False, ahead=4),
     "ahead_window": Mask(causal=False, ahead=2**31 - 1, window=3, chunk=7),
     "given_ahead": Mask(tree="mask", ahead=3),
+    "blocks": Mask(block=7),
+    "blocks_window": Mask(block=4, window=6),
+    "blocks_most": Mask(block=2**31 - 1),
     "given": Mask(tree="mask"),
     "given_causal": Mask(tree="mask", causal=True, window=6),
 }
@@ -98,6 +110,8 @@ def seen(mask: Mask, at: dict[str, int], tree: NDArray[np.uint32], given: NDArra
         conditions.append(token <= position + mask.ahead)
     if mask.chunk:
         conditions.append(token // mask.chunk == position // mask.chunk)
+    if mask.block:
+        conditions.append(token // mask.block <= position // mask.block)
     if mask.tree == "mask":
         conditions.append(token < COLUMNS and given[at["row"], min(token, COLUMNS - 1)] != 0)
     return all(conditions)

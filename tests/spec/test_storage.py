@@ -198,6 +198,11 @@ class Marker:
                 byte = scales.region.byte_offset + (pairs[1] + k) * bits // 8 + start
                 assert not (byte * 8 % bits).any(), "a scale is not aligned to its size"
                 memory.claim(_nibbles(byte, np.zeros_like(byte), bits), np.repeat(ids, bits // 4))
+            if scales.pad:  # zeros behind the scales of a token, of one head
+                ends = np.unique(places.reshape(index[0].shape)[..., 0]) + scales.groups * (1 + scales.zero)
+                zeros = (ends[:, None] + np.arange(scales.pad)).reshape(-1)
+                byte = scales.region.byte_offset + zeros * bits // 8 + start
+                memory.claim(_nibbles(byte, np.zeros_like(byte), bits), np.repeat(self.fresh(len(zeros)), bits // 4))
 
     def scale_places(self, segment: Segment, index: Ints) -> Ints:
         scales = segment.scales

@@ -418,10 +418,10 @@ SETS: Final = {
         ),
         _set(
             "hadamard_q",
-            Paged(dtype="f32", kv_heads=1, head_dim=512, page_size=16),
+            Paged(dtype="f32", kv_heads=1, head_dim=64, page_size=16),
             2,
             inputs="q",
-            rope=Rope(style="interleaved", theta=1e4, dim=128),
+            rope=Rope(style="interleaved", theta=1e4, dim=16),
             hadamard="qk",
             q_out="e4m3",
         ),

@@ -56,6 +56,8 @@ class Memory:
             dense = max(dense, strides[axis] * found.shape[axis])
         for axis in reversed(range(len(strides))):
             if tensor.strides[axis] is None:
+                if tensor.axes[axis] == "page":  # of u8 where pages are aligned
+                    dense = -(-dense // tensor.page_align) * tensor.page_align
                 strides[axis], dense = dense, dense * found.shape[axis]
         return found._replace(strides=tuple(strides))
 
@@ -153,3 +155,13 @@ def with_pointer(given: Any, pointer: int) -> Any:
 def where(given: Any) -> ArrayView:
     """The memory of an argument."""
     return given.view if isinstance(given, Workspace) else given
+
+
+def free_axes(spec: Array, given: ArrayView) -> list[int]:
+    """The axes along which the array brings its own strides, and has more than one entry."""
+    return [axis for axis in range(int(spec.strided)) if given.shape[axis] > 1]
+
+
+def with_stride(given: ArrayView, axis: int, stride: int) -> ArrayView:
+    """The array with another stride along an axis."""
+    return given._replace(strides=(*given.strides[:axis], stride, *given.strides[axis + 1 :]))

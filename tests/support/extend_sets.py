@@ -121,6 +121,7 @@ MORE: Final = {
             ),
             2,
         ),
+        _set("blocks", _paged("bf16", 1, 32, 16), 4, mask=Mask(block=24)),
         _set("full", _paged("bf16", 2, 64, 256), 4, mask=Mask(causal=False)),
         _set(
             "window_open", _paged("bf16", 1, 32, 16), 7, mask=Mask(causal=False, window=20), split="invariant", chunk=64

@@ -32,7 +32,7 @@ BLOCKS: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 QUANT_FACTORS: Final[dict[str, tuple[str, ...]]] = {
     "code": ("e4m3", "e5m2", "i8", "i4", "e2m1"),
-    "scale_dtype": ("none", "f32", "f16", "bf16", "e4m3"),
+    "scale_dtype": ("none", "f32", "f16", "bf16", "e4m3", "e8m0"),
     "scale": ("computed", "given"),
     "block": tuple(BLOCKS),
     "zero": ("no", "yes"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from kvgen import Block, KernelSet, Latent, Paged, Quant, RmsNorm, Rope, ops, presets
+from kvgen import Block, Dense, KernelSet, Latent, Layout, Paged, Quant, RmsNorm, Rope, ops, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.reference.pool_tokens import PooledStep, PoolState, latent_error
 from kvgen.runtime import describe
@@ -25,19 +25,37 @@ POSITIONS = 96  # rows of a table of angles
 PAGE = 4  # entries
 
 
-def _latent(rate: int, quant: Quant | None = None) -> Latent:
-    plain = presets.flashmla(latent_dim=48, rope_dim=16, page_size=PAGE)
-    return plain.model_copy(update={"rate": rate} | ({} if quant is None else {"quant": quant}))
+def _latent(rate: int, quant: Quant | None = None, **more: Any) -> Latent:
+    return Latent(
+        dtype="bf16",
+        page_size=PAGE,
+        rate=rate,
+        layout=Layout(kv="page token head dim", layers="pointers"),
+        table=Dense(dtype="i32"),
+        lengths_dtype="i32",
+        quant=quant,
+        **{"lengths": "after", "latent_dim": 48, "rope_dim": 16} | more,
+    )
 
 
 def _set(name: str, cache: Paged, *operations: Op) -> KernelSet:
     return KernelSet(name=name, q_heads=1, cache=cache, ops=operations, arch=("sm_90a",))
 
 
-CODES = Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=16), recipe="pow2", place="row")
+# V4's record in small, scales and a zero behind the rows of a page; V4.1's, whose codes cover the RoPE part.
+_POWERS: Final[dict[str, Any]] = {
+    "dtype": "e4m3",
+    "scale_dtype": "e8m0",
+    "recipe": "pow2",
+    "amax_min": 1e-4,
+    "place": "page",
+}
+CODES = Quant(**_POWERS, block=Block(dim=16), scale_pad=4)
+ALL_CODES = Quant(**_POWERS, block=Block(dim=32))
 INDEX = presets.vllm_indexer(head_dim=32, page_size=PAGE).model_copy(update={"rate": 4})
 INDEX_ROPE = Rope(style="interleaved", theta=1e4, dim=16, part="last")
-# DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 16; V4.1's of 2, and of single tokens.
+# DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 32, whose groups have two batches;
+# V4.1's of 2, and of single tokens.
 _OVERLAP = ops.Pool(
     overlap=True, ape=True, drafts=3, norm=RmsNorm(), rope=ROPE, normed_dtype="same_unrotated"
 )  # fmt: skip
@@ -52,6 +70,7 @@ _INDEX = ops.Pool(
     hadamard="k",
     pooled_dtype="same",
     normed_dtype="same",
+    turned_dtype="same",
     latent_out=True,
 )
 _LONG = ops.Pool(
@@ -62,15 +81,17 @@ _LONG = ops.Pool(
     angles="halves",
     latent_out=True,
 )
-_TWO = ops.Pool(drafts=3, state_tokens=8, rope=ROPE, index_dtype="i64")
-_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", latent_out=True)
-_STORE = ops.Append(rows="slots", rope=INDEX_ROPE, positions="given", hadamard="qk", q_out="none")
+_TWO = ops.Pool(
+    drafts=3, state_tokens=8, rope=ROPE, normed_dtype="same", turned_dtype="same", index_dtype="i64"
+)  # fmt: skip
+_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", turned_dtype="same", latent_out=True)
+_STORE = ops.Append(rows="slots")
 SETS = {
     "overlap": _set("pool_overlap", _latent(4, CODES), _OVERLAP),
-    "index": _set("pool_index", INDEX, _INDEX, _STORE),
-    "long": _set("pool_long", _latent(16), _LONG),
-    "two": _set("pool_two", _latent(2), _TWO),
-    "one": _set("pool_one", _latent(1), _ONE),
+    "index": _set("pool_index", INDEX, _INDEX),
+    "long": _set("pool_long", _latent(32, lengths="before", latent_dim=448, rope_dim=64), _LONG),
+    "two": _set("pool_two", _latent(2, ALL_CODES, quant_rope=True), _TWO),
+    "one": _set("pool_one", _latent(1, ALL_CODES, quant_rope=True), _ONE, _STORE),
 }
 
 
@@ -204,7 +225,8 @@ def run_step(
     for at, value in (offsets or {}).items():
         starts[at] = value
     lengths = scene.tables["lengths"]
-    lengths[...] = np.add(before, new).astype(lengths.dtype)
+    counted = new if kernels.kv.lengths == "after" else (0,) * len(new)
+    lengths[...] = np.add(before, counted).astype(lengths.dtype)
     return launch(sequence, scene, arguments_of(sequence, rows, given, total), starts, hold=hold)
 
 

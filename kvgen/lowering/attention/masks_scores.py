@@ -27,9 +27,9 @@ class AttentionContext:
     that a kernel may fold the scale; `floors`: score() divides whole numbers that may be negative. A row sees all
     tokens in [first_visible, end_visible) unless `masked`: then visible() says which. `later`: rows may see tokens
     after their position, `ahead` of them at most; `packed`: bits stand in for the causal order, `listed`: a mask says
-    what is seen. Window, chunk, `ahead` and `relative` are 0 where there is none, `cap` is empty. Keys are entries of `rate`
-    tokens, and rows stand at tokens. `lines` are the statements of a score function of the user's. Functions are asked only about
-    rows of the call (row < T, q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
+    what is seen. Window, chunk, block, `ahead` and `relative` are 0 where there is none, `cap` is empty. Keys are entries of
+    `rate` tokens, and rows stand at tokens. `lines` are the statements of a score function of the user's. Functions are asked
+    only about rows of the call (row < T, q_head < q_heads) and tokens of their request; a score of -inf hides a token too.
     """
 
     params: tuple[Array | Size | Scalar, ...]
@@ -56,6 +56,7 @@ class AttentionContext:
     padding: bool
     traced: bool
     rate: int = 1
+    block: int = 0
 
     @property
     def hides(self) -> bool:
@@ -72,7 +73,7 @@ class AttentionContext:
     @property
     def early_rows_see(self) -> bool:
         """Whether rows before the first token, of requests with more rows than tokens, see what one at the first does."""
-        return not (self.causal or self.chunk or self.ahead)
+        return not (self.causal or self.chunk or self.ahead or self.block)
 
     @property
     def asks(self) -> bool:
@@ -130,6 +131,7 @@ def attention_context(mask: Mask, score: Score | None, kernels: KernelSet, index
         chunk=mask.chunk or 0,
         ahead=mask.ahead or 0,
         padding=mask.padding,
+        block=mask.block or 0,
         traced=score is not None and score.function is not None,
         rate=kernels.kv.entry_tokens,
     )

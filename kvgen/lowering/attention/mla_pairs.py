@@ -45,8 +45,8 @@ class PairsShape:
     """A block's work: `cols` columns, `pairs` pairs of warps, tiles of `tokens` rows, `pitch` bytes from row to row in shared
     memory and `scale_pitch` from a token's scales to the next one's. `held` of a warp's steps of Q are in registers.
 
-    Bytes of shared memory: a launch has `stage_bytes` for each of `stages`, of which `ring_bytes` become results at the end,
-    and `fixed_bytes`, of which `union_bytes` do.
+    Bytes of shared memory: `ring_bytes` for each of `stages` and `union_bytes` of Q and scores, which become `merged_bytes` of
+    results at the end, and `beside_bytes`.
     """
 
     cols: int
@@ -61,11 +61,10 @@ class PairsShape:
     scale_pitch: int
     held: int
     stages: Stages
-    stage_bytes: int
     ring_bytes: int
-    fixed_bytes: int
     union_bytes: int
     merged_bytes: int
+    beside_bytes: int
 
     def shared(self, arch: str) -> int:
         """Bytes of shared memory of a block on this architecture."""
@@ -95,7 +94,7 @@ def hindrance(kernels: KernelSet, sources: tuple[Keys, ...]) -> str:
     rows = {_row_of(cache) for cache in caches}
     if None in rows or len(rows) > 1:
         return "rows are not all of e4m3 codes with e8m0 scales, in one order"
-    if _stages(kernels, pair_row(kernels.kv), 1 + len(sources)) is None:
+    if _stages(kernels, pair_row(kernels.kv)) is None:
         return f"{', '.join(kernels.arch)}: {LEAST_STAGES} tiles of every pair do not fit shared memory"
     return ""
 
@@ -154,23 +153,21 @@ def _step(segment: Segment) -> int:
     return (segment.region.stride_of("token") or 0) * segment.region.dtype.bytes
 
 
-def pairs_shape(kernels: KernelSet, sources: tuple[Keys, ...]) -> PairsShape:
+def pairs_shape(kernels: KernelSet) -> PairsShape:
     """How a block divides its work, where nothing hinders it."""
-    row, lists = pair_row(kernels.kv), 1 + len(sources)
-    stages = _stages(kernels, row, lists)
+    row = pair_row(kernels.kv)
+    stages = _stages(kernels, row)
     assert stages is not None
-    return _shape(kernels, row, lists, stages)
+    return _shape(kernels, row, stages)
 
 
-def _stages(kernels: KernelSet, row: PairRow, lists: int) -> Stages | None:
+def _stages(kernels: KernelSet, row: PairRow) -> Stages | None:
     """As many tiles a pair as fit each size of memory; None where one has no room for the fewest."""
     sizes = {SIZES[a] for a in kernels.arch}
     found = dict.fromkeys(MEMORY, 0)
     for name in sizes:
         fits = [
-            n
-            for n in range(LEAST_STAGES, MOST_STAGES + 1)
-            if _shared(n, _shape(kernels, row, lists, None)) <= MEMORY[name]
+            n for n in range(LEAST_STAGES, MOST_STAGES + 1) if _shared(n, _shape(kernels, row, None)) <= MEMORY[name]
         ]
         if not fits:
             return None
@@ -178,7 +175,7 @@ def _stages(kernels: KernelSet, row: PairRow, lists: int) -> Stages | None:
     return Stages(**found)
 
 
-def _shape(kernels: KernelSet, row: PairRow, lists: int, stages: Stages | None) -> PairsShape:
+def _shape(kernels: KernelSet, row: PairRow, stages: Stages | None) -> PairsShape:
     cols = 8 if kernels.q_heads <= 8 else COLS
     pitch = (row.row_bytes // 16 | 1) * 16
     apart = row.scale_bytes * row.scales_apart
@@ -197,19 +194,16 @@ def _shape(kernels: KernelSet, row: PairRow, lists: int, stages: Stages | None) 
         scale_pitch=row.scale_bytes if row.scales_apart else pitch,
         held=HELD[cols],
         stages=stages or Stages(0, 0, 0),
-        stage_bytes=ring,
         ring_bytes=ring,
-        fixed_bytes=union + 4 * cols,
         union_bytes=union,
         merged_bytes=PAIRS * 4 * cols * (DIMS + 6),
+        beside_bytes=4 * cols,
     )
 
 
 def _shared(stages: int, shape: PairsShape) -> int:
     """What a block has with so many tiles a pair; results take the place of rows, Q and scores."""
-    united = stages * shape.ring_bytes + shape.union_bytes
-    beside = stages * (shape.stage_bytes - shape.ring_bytes) + shape.fixed_bytes - shape.union_bytes
-    return -(-max(united, shape.merged_bytes) // 16) * 16 + beside
+    return max(stages * shape.ring_bytes + shape.union_bytes, shape.merged_bytes) + shape.beside_bytes
 
 
 __all__ = ["TEMPLATE", "THREADS", "MlaPairsContext", "PairsShape", "hindrance", "pairs_shape"]

@@ -138,7 +138,13 @@ def new_in_length(kernels: KernelSet, cross: bool = False) -> bool:
 
 def check_cross(mask: Mask) -> None:
     """Raise ValueError where a mask asks for positions of rows that are no tokens."""
-    for name, value in (("causal", mask.causal), ("window", mask.window), ("ahead", mask.ahead), ("chunk", mask.chunk)):
+    for name, value in (
+        ("causal", mask.causal),
+        ("window", mask.window),
+        ("ahead", mask.ahead),
+        ("chunk", mask.chunk),
+        ("block", mask.block),
+    ):
         if value:
             raise ValueError(
                 f"cross: got True beside a mask with {name}={value}; rows that are no tokens of the cache have no position among "
@@ -160,7 +166,11 @@ def plan_digest(
     if split is None:
         return 0
     sees = (attend.causal, attend.later, attend.window, attend.chunk, attend.padding)
-    ahead = (*((attend.ahead,) if attend.ahead else ()), *(("rate", attend.rate) if attend.rate > 1 else ()))
+    ahead = (
+        *((attend.ahead,) if attend.ahead else ()),
+        *(("rate", attend.rate) if attend.rate > 1 else ()),
+        *(("block", attend.block) if attend.block else ()),
+    )
     window, lengths = lower(kernels.kv).table.window, "cross" if cross else kernels.kv.lengths
     divided = astuple(split)[: None if split.tiles_a_row > 1 else -1]
     fields = (entry_name(kernels, name), *divided, rows, tile, *sees, *ahead, window, lengths)

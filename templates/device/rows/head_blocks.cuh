@@ -9,20 +9,23 @@ template <uint32_t kBlock, typename H>
 __device__ __forceinline__ void block_amax(float (&amax)[2 * HeadLayout<H>::kChunks], Head<H>& x, uint32_t lane) {
   using W = HeadLayout<H>;
   static_assert(W::kBits && kBlock % W::kWidth == 0);
-#pragma unroll
-  for (uint32_t v = 0; v < 2 * W::kChunks; ++v) amax[v] = amax_of(x.x[v / 2][v % 2]);
+  // Vectors of a block differ in the bits of `same`: the first of them stands for all.
+  uint32_t same = 0;
 #pragma unroll
   for (uint32_t step = 1; step < 2 * W::kChunks; step *= 2)
+    if ((W::element(step / 2 * W::kLanes, step % 2) ^ W::element(0, 0)) < kBlock) same |= step;
 #pragma unroll
-    for (uint32_t v = 0; v < 2 * W::kChunks; ++v) {
-      const uint32_t apart = W::element(step / 2 * W::kLanes, step % 2) ^ W::element(0, 0);
-      if ((v & step) == 0 && apart < kBlock) amax[v] = amax[v + step] = max_nan(amax[v], amax[v + step]);
-    }
+  for (uint32_t v = 0; v < 2 * W::kChunks; ++v) {
+    const float mine = amax_of(x.x[v / 2][v % 2]);
+    amax[v & ~same] = (v & same) == 0 ? mine : max_nan(amax[v & ~same], mine);
+  }
 #pragma unroll
   for (uint32_t step = 1; step < W::kLanes; step *= 2)
 #pragma unroll
     for (uint32_t v = 0; v < 2 * W::kChunks; ++v)
-      if ((W::element(step, 0) ^ W::element(0, 0)) < kBlock) amax[v] = max_nan(amax[v], __shfl_xor_sync(head_mask<H>(lane), amax[v], step));
+      if ((v & same) == 0 && (W::element(step, 0) ^ W::element(0, 0)) < kBlock) amax[v] = max_nan(amax[v], __shfl_xor_sync(head_mask<H>(lane), amax[v], step));
+#pragma unroll
+  for (uint32_t v = 0; v < 2 * W::kChunks; ++v) amax[v] = amax[v & ~same];
 }
 
 // The block's scale: B, spelled out in the kernel, has kPower (a power of two, rounded up) and kLeast, the least magnitude that counts.

@@ -136,37 +136,45 @@ __device__ __forceinline__ void load_new(Vec<float, 4>& kv, Vec<float, 4>& score
   for (uint32_t j = 0; j < 4; ++j) kv.e[j] = x[j], score.e[j] = added == nullptr ? gate[j] : __fadd_rn(gate[j], more.e[j]);
 }
 
-// The rows of tokens first, first + step, ... of this step, `count` of them, into their places in `pages`: all threads, those of a row
-// side by side.
+// Columns [column, column + 4) of a row, into its place in `page`.
+template <typename P>
+__device__ __forceinline__ void store_columns(const StatePage& page, uint32_t token, uint32_t column, const Vec<float, 4>& kv, const Vec<float, 4>& score) {
+  store<4>(in_global(page.kv) + row_in_page<P>(token) + column, kv);
+  store<4>(in_global(page.score) + row_in_page<P>(token) + column, score);
+}
+
+// The row of the block's token into its place in `pages`.
 template <typename P, uint32_t kThreads, typename T>
-__device__ __forceinline__ void store_state_rows(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
-                                                 uint32_t first, uint32_t count) {
-  constexpr uint32_t kVectors = PoolSizes<P>::kColumns / 4;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < count * kVectors; i += kThreads) {
-    const uint32_t token = first + i / kVectors, column = i % kVectors * 4;
-    const StatePage& page = pages[page_of_token<P>(task.from, token)];
+__device__ __forceinline__ void store_state_row(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task) {
+  const StatePage& page = pages[page_of_token<P>(task.from, task.position)];
+#pragma unroll 1
+  for (uint32_t column = threadIdx.x * 4; column < PoolSizes<P>::kColumns; column += kThreads * 4) {
     Vec<float, 4> kv, score;
-    load_new<P>(kv, score, in, added, task.row + (token - task.begin), token, column);
-    store<4>(page.kv + row_in_page<P>(token) + column, kv);
-    store<4>(page.score + row_in_page<P>(token) + column, score);
+    load_new<P>(kv, score, in, added, task.row + (task.position - task.begin), task.position, column);
+    store_columns<P>(page, task.position, column, kv, score);
   }
 }
 
-// The rows that were deferred: of the places of old rows that this step reads, the last token that goes to each.
+// The rows that were deferred: of the places of old rows that this step reads, the last token that goes to each. Four accesses a thread
+// are under way at once.
 template <typename P, uint32_t kThreads, typename T>
 __device__ __forceinline__ void store_deferred_rows(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task) {
   constexpr uint32_t kVectors = PoolSizes<P>::kColumns / 4;
-  const uint32_t from = PoolSizes<P>::first_token(task.begin / P::kRate), kept = PoolSizes<P>::kept_from(task.end);
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < (task.begin - from) * kVectors; i += kThreads) {
-    const uint32_t old = from + i / kVectors, column = i % kVectors * 4;
-    const uint32_t token = old + (task.end - 1 - old) / P::kTokens * P::kTokens;
-    if (token < task.begin || token < kept) continue;
-    Vec<float, 4> kv, score;
-    load_new<P>(kv, score, in, added, task.row + (token - task.begin), token, column);
-    store<4>(pages[0].kv + row_in_page<P>(token) + column, kv);
-    store<4>(pages[0].score + row_in_page<P>(token) + column, score);
+  const uint32_t from = PoolSizes<P>::first_token(task.begin / P::kRate), least = max(task.begin, PoolSizes<P>::kept_from(task.end));
+  const uint32_t count = (task.begin - from) * kVectors;
+#pragma unroll 1
+  for (uint32_t base = threadIdx.x; base < count; base += 4 * kThreads) {
+    Vec<float, 4> kv[4], score[4];
+    uint32_t token[4];
+#pragma unroll
+    for (uint32_t u = 0; u < 4; ++u) {
+      const uint32_t i = base + u * kThreads, old = from + i / kVectors;
+      token[u] = i < count ? old + (task.end - 1 - old) / P::kTokens * P::kTokens : 0;
+      if (token[u] >= least) load_new<P>(kv[u], score[u], in, added, task.row + (token[u] - task.begin), token[u], i % kVectors * 4);
+    }
+#pragma unroll
+    for (uint32_t u = 0; u < 4; ++u)
+      if (token[u] >= least) store_columns<P>(pages[0], token[u], (base + u * kThreads) % kVectors * 4, kv[u], score[u]);
   }
 }
 
@@ -178,50 +186,47 @@ template <typename P, typename T>
 struct PoolBatch {
   using S = PoolSizes<P>;
   static constexpr bool kSameType = kSame<T, float>;
-  Vec<float, 4> kv[P::kBatch], score[P::kBatch], more[P::kBatch];
-  Vec<T, 4> new_kv[P::kBatch], new_gate[P::kBatch];  // of this step's rows, where they are not f32
-  bool fresh[P::kBatch];
+  Vec<float, 4> kv[P::kBatch], score[P::kBatch], more[P::kBatch];  // of this step's rows first as T, in the first words
+  bool counts[P::kBatch], fresh[P::kBatch];
 
-  // Tokens k0, k0 + 1, ... of entry `entry`, counted from the first one of its softmax; one before token 0 has weight 0.
+  // Tokens k0, k0 + 1, ... of entry `entry`, counted from the first one of its softmax. In place of one before token 0 another is read.
   __device__ __forceinline__ void load_tokens(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                               uint32_t entry, uint32_t k0, uint32_t dim) {
 #pragma unroll
     for (uint32_t u = 0; u < P::kBatch; ++u) {
       constexpr uint32_t kBefore = S::kSpan - P::kRate;
-      const uint32_t k = k0 + u, token = entry * P::kRate + k - kBefore, column = (P::kOverlap && k >= kBefore ? P::kDim : 0) + dim;
-      fresh[u] = false;
-      fill(kv[u], 0.0f), fill(score[u], -infinity()), fill(more[u], 0.0f);
-      if (k < kBefore && entry == 0) continue;
+      const uint32_t k = k0 + u, column = (P::kOverlap && k >= kBefore ? P::kDim : 0) + dim;
+      counts[u] = k >= kBefore || entry > 0;
+      const uint32_t token = entry * P::kRate + k - (counts[u] ? kBefore : 0);
       fresh[u] = token >= task.begin;
       const uint32_t row = task.row + (token - task.begin), at = row_in_page<P>(token) + column;
-      const T* const new_at = in.kv + (int64_t)row * in.kv_stride + column;
-      const T* const gate_at = in.gate + (int64_t)row * in.gate_stride + column;
-      const StatePage page = fresh[u] ? StatePage{} : pages[page_of_token<P>(task.from, token)];
+      const StatePage& page = pages[page_of_token<P>(task.from, token)];
       if constexpr (kSameType) {
-        load<4>(kv[u], fresh[u] ? new_at : page.kv + at);
-        load<4>(score[u], fresh[u] ? gate_at : page.score + at);
+        load<4>(kv[u], in_global(fresh[u] ? in.kv + (int64_t)row * in.kv_stride + column : page.kv + at));
+        load<4>(score[u], in_global(fresh[u] ? in.gate + (int64_t)row * in.gate_stride + column : page.score + at));
       } else if (fresh[u]) {
-        load<4>(new_kv[u], new_at);
-        load<4>(new_gate[u], gate_at);
+        load<4>(*(Vec<T, 4>*)&kv[u], in.kv + (int64_t)row * in.kv_stride + column);
+        load<4>(*(Vec<T, 4>*)&score[u], in.gate + (int64_t)row * in.gate_stride + column);
       } else {
-        load<4>(kv[u], page.kv + at);
-        load<4>(score[u], page.score + at);
+        load<4>(kv[u], in_global(page.kv) + at);
+        load<4>(score[u], in_global(page.score) + at);
       }
       if (added != nullptr && fresh[u]) load<4>(more[u], added + token % P::kRate * S::kColumns + column);
     }
   }
 
-  // This step's rows as the state would have them: f32, and what positions add in the scores.
+  // This step's rows as the state would have them, f32 and what positions add in the scores; no weight for tokens before 0.
   __device__ __forceinline__ void finish(const float* added) {
 #pragma unroll
-    for (uint32_t u = 0; u < P::kBatch; ++u) {
-      if (!fresh[u]) continue;
+    for (uint32_t u = 0; u < P::kBatch; ++u)
 #pragma unroll
-      for (uint32_t j = 0; j < 4; ++j) {
-        if constexpr (!kSameType) kv[u].e[j] = to_f32(new_kv[u].e[j]), score[u].e[j] = to_f32(new_gate[u].e[j]);
-        if (added != nullptr) score[u].e[j] = __fadd_rn(score[u].e[j], more[u].e[j]);
+      for (uint32_t j = 4; j-- > 0;) {  // from behind: an element of T lies before its f32
+        if constexpr (!kSameType) {
+          if (fresh[u]) kv[u].e[j] = to_f32(((const Vec<T, 4>*)&kv[u])->e[j]), score[u].e[j] = to_f32(((const Vec<T, 4>*)&score[u])->e[j]);
+        }
+        if (added != nullptr && fresh[u]) score[u].e[j] = __fadd_rn(score[u].e[j], more[u].e[j]);
+        if (P::kOverlap && !counts[u]) kv[u].e[j] = 0.0f, score[u].e[j] = -infinity();
       }
-    }
   }
 };
 
@@ -253,18 +258,46 @@ struct PoolSums {
   }
 };
 
-// The sums of the thread's group over its tokens of an entry, four channels from `dim` on.
+// Rows of earlier steps alone, of tokens token, token + 1, ...: all loads are under way at once.
+template <typename P, uint32_t kCount>
+__device__ __forceinline__ void load_old(Vec<float, 4> (&kv)[kCount], Vec<float, 4> (&score)[kCount], const StatePage* pages, uint32_t from,
+                                         uint32_t token, uint32_t column) {
+#pragma unroll
+  for (uint32_t u = 0; u < kCount; ++u) {
+    const StatePage& page = pages[page_of_token<P>(from, token + u)];
+    load<4>(kv[u], in_global(page.kv) + row_in_page<P>(token + u) + column);
+    load<4>(score[u], in_global(page.score) + row_in_page<P>(token + u) + column);
+  }
+}
+
+// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time where they are all rows of
+// earlier steps, as in a step of a token.
 template <typename P, typename T>
 __device__ __forceinline__ void pool_tokens(PoolSums& out, const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                             uint32_t entry, uint32_t group, uint32_t dim) {
-  constexpr uint32_t kEach = PoolSizes<P>::kEach;
+  using S = PoolSizes<P>;
+  constexpr uint32_t kBoth = 2 * P::kBatch;
+  constexpr bool kTwice = !P::kOverlap && S::kEach % kBoth == 0;
   out.clear();
 #pragma unroll 1
-  for (uint32_t k = group * kEach; k < (group + 1) * kEach; k += P::kBatch) {
+  for (uint32_t k = group * S::kEach; k < (group + 1) * S::kEach;) {
+    if constexpr (kTwice) {
+      const uint32_t token = entry * P::kRate + k;
+      if (token + kBoth <= task.begin) {
+        Vec<float, 4> kv[2][P::kBatch], score[2][P::kBatch];
+        load_old<P>(kv[0], score[0], pages, task.from, token, dim);
+        load_old<P>(kv[1], score[1], pages, task.from, token + P::kBatch, dim);
+        out.add(kv[0], score[0]);
+        out.add(kv[1], score[1]);
+        k += kBoth;
+        continue;
+      }
+    }
     PoolBatch<P, T> batch;
     batch.load_tokens(in, added, pages, task, entry, k, dim);
     batch.finish(added);
     out.add(batch.kv, batch.score);
+    k += P::kBatch;
   }
 }
 
@@ -343,6 +376,15 @@ template <typename T>
 __device__ __forceinline__ void round_channels(float (&x)[4]) {
 #pragma unroll
   for (uint32_t j = 0; j < 4; ++j) x[j] = to_f32(from_f32<T>(x[j]));
+}
+
+// A head rounded to T.
+template <typename T, typename H>
+__device__ __forceinline__ void round_head(Head<H>& x, uint32_t lane) {
+  x.vectors(lane, [&](float (&at)[H::kWidth], uint32_t) {
+#pragma unroll
+    for (uint32_t j = 0; j < H::kWidth; ++j) at[j] = to_f32(from_f32<T>(at[j]));
+  });
 }
 
 // An entry as a row that is stored: at the position of its first token.

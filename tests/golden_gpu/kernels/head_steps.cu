@@ -5,7 +5,7 @@
 #include "../../../templates/device/rows/first_pairs.cuh"
 #include "../../../templates/device/rows/position_scale.cuh"
 #include "../../../templates/device/rows/hadamard.cuh"
-#include "../../../templates/device/rows/head_blocks.cuh"
+#include "../../../templates/device/rows/packed_blocks.cuh"
 #include "../../../templates/device/rows/pad_heads.cuh"
 #include "../../../templates/device/rows/write_rows.cuh"
 
@@ -131,6 +131,14 @@ extern "C" __global__ void head_blocks(const float* rows, float* amax, float* sc
 #pragma unroll
     for (uint32_t j = 0; j < Whole::kWidth; ++j) nans[at + e + j] = mine[j];
   });
+}
+
+// The same as e2m1.
+extern "C" __global__ void head_packed_blocks(const float* rows, uint8_t* codes, float* scales) {
+  const uint32_t lane = threadIdx.x % Whole::kLanes, head = threadIdx.x / Whole::kLanes;
+  Head<Whole> x;
+  x.load(rows + head * Whole::kDim, lane);
+  store_packed_blocks<Powers>(codes + head * Whole::kDim / 2, scales + 2 * head, x, lane);
 }
 
 // Rows of 24 elements, the last 16 of them zeros where a row is not padding.

@@ -10,6 +10,10 @@ struct Paged {
   static constexpr uint32_t kRate = 4, kDim = 32, kGroups = 2, kBatch = 2, kTokens = 3, kDrafts = 0, kRowStride = 64;
   static constexpr bool kOverlap = false, kRing = false;
 };
+struct Row {
+  static constexpr uint32_t kDim = 128, kWidth = 2, kLanes = 32, kRotaryBegin = 0, kRotaryDim = 0;
+  static constexpr bool kNeox = false;
+};
 struct Norm {
   using Cast = bf16;
   static constexpr float kOffset = 1.0f;
@@ -48,18 +52,20 @@ extern "C" __global__ void pool_state(const float* x, const float* ape, float* s
   const StatePage pages[1] = {{state, state + 64}};
   PoolTask task = {};
   task.begin = 5, task.end = 27, task.row = 2, task.known = true;
-  store_state_rows<Overlap, 32>(in, ape, pages, task, 25, 2);
+  for (task.position = 25; task.position < 27; ++task.position) store_state_row<Overlap, 32>(in, ape, pages, task);
   store_deferred_rows<Overlap, 32>(in, ape, pages, task);
   if (threadIdx.x < 16) {
     Vec<float, 4> kv, score;
     load_new<Overlap>(kv, score, in, ape, 7, 10, threadIdx.x * 4);
     store<4>(row + threadIdx.x * 4, kv);
     store<4>(row + 64 + threadIdx.x * 4, score);
+    store_columns<Overlap>({row + 128, row + 192}, 16, threadIdx.x * 4, kv, score);
   }
 }
 
 // Entry 2 of a step that begins at token 10, bf16 rows from row 1 on: two groups of 8 threads.
-extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const float* state, float* mean, float* one, float* first, float* weights) {
+extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const float* state, float* mean, float* one, float* first, float* old,
+                                     float* weights) {
   const PoolRows<bf16> in = {x, x + 64, 128, 128};
   const StatePage pages[1] = {{(float*)state, (float*)state + 64}};
   PoolTask task = {};
@@ -86,11 +92,14 @@ extern "C" __global__ void pool_sums(const bf16* x, const float* ape, const floa
     sums.add(batch.kv, batch.score);
     for (uint32_t j = 0; j < 4; ++j) first[dim + j] = batch.kv[0].e[j], first[32 + dim + j] = batch.score[1].e[j], first[64 + dim + j] = sums.max[j];
   }
+  Vec<float, 4> kv[2], score[2];
+  load_old<Overlap>(kv, score, pages, 4, 15, dim);  // tokens 15 and 16
+  for (uint32_t j = 0; j < 4; ++j) old[dim + j] = kv[0].e[j], old[32 + dim + j] = score[0].e[j], old[64 + dim + j] = kv[1].e[j];
   if (threadIdx.x < 4) weights[threadIdx.x] = pool_weight(threadIdx.x == 3 ? -infinity() : -(float)threadIdx.x, threadIdx.x == 2 ? -2.0f : 0.0f);
 }
 
 // A row of 128 channels on a warp, weights one by one.
-extern "C" __global__ void pool_norms(const float* x, const float* weight, float* normed, float* scaled, float* rounded, float* unknown) {
+extern "C" __global__ void pool_norms(const float* x, const float* weight, float* normed, float* scaled, float* rounded, float* head, float* unknown) {
   __shared__ float squares[1];
   const uint32_t at = threadIdx.x * 4;
   float y[4], w[4], z[4];
@@ -108,6 +117,10 @@ extern "C" __global__ void pool_norms(const float* x, const float* weight, float
   write(scaled + at, y);
   round_channels<bf16>(z);
   write(rounded + at, z);
+  Head<Row> whole;
+  whole.load(x, threadIdx.x);
+  round_head<bf16>(whole, threadIdx.x);
+  whole.vectors(threadIdx.x, [&](float (&v)[Row::kWidth], uint32_t e) { write(head + e, v); });
   if (threadIdx.x % 2 == 0) write(unknown + at, z);
   else store_unknown(unknown + at);
 }

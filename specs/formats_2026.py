@@ -1,0 +1,41 @@
+"""Formats of 2026 for K and V of heads: MX, rotated 4-bit and TurboQuant codes, scales in rows, diffusion, context parallel."""
+
+from typing import Any
+
+from kvgen import Block, Interleave, KernelSet, Layout, Mapped, Mask, Paged, Quant, ops, presets
+from kvgen.spec.codebooks import lloyd_max
+
+HEADS: dict[str, Any] = {"dtype": "bf16", "kv_heads": 8, "head_dim": 128}
+MX: dict[str, Any] = {"scale_dtype": "e8m0", "recipe": "pow2", "block": Block(dim=32)}
+ROTATED = Paged(
+    **HEADS,
+    page_size=16,
+    layout=Layout(kv="page layer token head kv dim"),
+    k_quant=Quant(dtype="i4", codebook=lloyd_max(4, 128), recipe="unit", scale_dtype="f16", place="row"),
+    v_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", place="row"),
+)
+SETS: dict[str, tuple[Paged, list[Any]]] = {
+    "mxfp8": (Paged(**HEADS, page_size=16, quant=Quant(dtype="e4m3", **MX)), [ops.Append(), ops.Decode()]),
+    "mxfp4": (
+        Paged(**HEADS, page_size=16, quant=Quant(dtype="e2m1", **MX)),
+        [ops.Append(hadamard="qkv"), ops.Decode(), ops.AttentionOutput(hadamard=True)],
+    ),
+    "rotated_4bit": (ROTATED, [ops.Append(hadamard="qk"), ops.Decode()]),
+    "turboquant_k8v4": (presets.vllm_turboquant(**HEADS), [ops.Append(rows="slots"), ops.Decode()]),
+    "int8_per_token_head": (
+        presets.vllm_packed(**HEADS, kv_cache_dtype="int8_per_token_head"),
+        [ops.Append(rows="slots"), ops.Decode()],
+    ),
+    # A row sees its block of 32 tokens whole, and all before it.
+    "diffusion_blocks": (Paged(**HEADS, page_size=16), [ops.Extend(mask=Mask(block=32))]),
+    # A rank of four has every fourth token; decode's LSE is merged among them.
+    "context_parallel": (
+        Paged(**HEADS, page_size=1, table=Mapped(), lengths="after"),
+        [ops.SlotMapping(interleave=Interleave(ranks=4)), ops.Append(rows="slots"), ops.Decode(), ops.MergeStates()],
+    ),
+}
+
+kernels = [
+    KernelSet(name=name, q_heads=32, cache=cache, ops=operations, arch=["sm_90a"])
+    for name, (cache, operations) in SETS.items()
+]
