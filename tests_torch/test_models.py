@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("transformers", reason="make test-torch installs it")
 
+from kvgen import models
 from tests.models.steps import RECORDED, Step, hold
 from tests_torch.eager import kinds_of_steps, steps
 
