@@ -85,7 +85,7 @@ def blocks_of(rows: Raw, block: int, recipe: str, amax_min: float) -> tuple[Floa
     amax = np.abs(parts).max(axis=-1, keepdims=True)
     scales, _ = choose(np.maximum(amax, np.float32(amax_min)), "e4m3", "f32", recipe)
     with np.errstate(all="ignore"):
-        codes = cast(parts / scales[..., None], "e4m3")
+        codes = cast(np.where(scales[..., None] == 0, np.float32(0), parts / scales[..., None]), "e4m3")
     return scales.astype(np.float64), codes.reshape(x.shape)
 
 

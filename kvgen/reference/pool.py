@@ -296,7 +296,7 @@ class _Finder:
     def _scaled_row(self, role: str) -> list[Part]:
         """A head's row of bytes: codes, then scales. K's and V's rows are one where kv stands before dim in the layout."""
         axes, begin = self._text(role).split(), 0
-        if axes[-2] == "kv":
+        if axes[-2] == "kv" and self.cache.stores == "kv":
             axes.remove("kv")
             begin = self._row_bytes("k") if role == "v" else 0
         pool = self.arrays["pool" if self.layout.kv is not None else f"{role}_pool"].view(np.uint8)

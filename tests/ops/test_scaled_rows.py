@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
+from kvgen.reference import cache_rows
 from kvgen.runtime.cpu import machine
 from kvgen.spec.codebooks import lloyd_max
 from tests.ops.test_decode import decode_scene
@@ -216,3 +217,14 @@ def test_codes_of_a_codebook_are_those_of_vllms_writer() -> None:
     values = centroids[wanted].astype(np.float64)
     corrected = norm * values / np.linalg.norm(values, axis=-1, keepdims=True)
     np.testing.assert_allclose(k.astype(np.float64), corrected, rtol=2**-7, atol=0)
+
+
+def test_rows_of_k_alone() -> None:
+    """A layout with kv before dim whose cache has no V: its axis is one long, and the oracle reads K there."""
+    quant = Quant(dtype="e4m3", scale_dtype="f32", place="row")
+    cache = paged(stores="k", quant=quant, layout=Layout(kv="page token head kv dim", layers="pointers"))
+    pool = np.zeros((2, 16, 2, 1, 32 + 4), np.uint8)
+    pool[1, 3, 1, 0, :32] = np.full(32, 1.5, ml_dtypes.float8_e4m3fn).view(np.uint8)
+    pool[1, 3, 1, 0, 32:] = np.array([4], np.float32).view(np.uint8)
+    (keys,) = cache_rows(cache, {"pool": [pool]}, 0)
+    np.testing.assert_array_equal(keys.numbers(1, 3), [[0.0] * 32, [6.0] * 32])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import ops
+from kvgen import Block, KernelSet, Latent, Quant, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import norm_cache, rotate_cache
 from kvgen.runtime import describe
@@ -71,6 +71,21 @@ def operations(cache: Cache) -> Sequence[Op]:
 
 
 SETS = chosen("inplace", operations, OPERATIONS)
+# Latent rows that are codes throughout: those of the RoPE part are read, and stored anew, without a norm.
+SETS["inplace_whole_codes"] = KernelSet(
+    name="inplace_whole_codes",
+    q_heads=1,
+    cache=Latent(
+        dtype="f16",
+        latent_dim=32,
+        rope_dim=16,
+        page_size=3,
+        quant=Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", block=Block(dim=16)),
+        quant_rope=True,
+    ),
+    ops=[ops.NormCache(name="norm_k")],
+    arch=["sm_90a"],
+)
 
 
 def of_kind(name: str, kind: type[Op]) -> list[Op]:
