@@ -71,8 +71,9 @@ def test_plan(project: Folder) -> None:
     assert keys["shape"] == ["pages", 2, "layers", 16, 2, 128] and keys["quant"] is keys["scales"] is None
 
 
-LAYERED = """from kvgen import KernelSet, Kind, Model, Paged, Rope, ops
+LAYERED = """from kvgen import Indexer, KernelSet, Kind, Model, Paged, Rope, ops
 
+INDEX, OF_1 = Indexer(heads=8, dim=128, topk=32), Indexer(heads=8, dim=128, topk=32, source=1)
 kernels = KernelSet(
     q_heads=8,
     cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16),
@@ -81,8 +82,8 @@ kernels = KernelSet(
         layers=9,
         kinds=[
             Kind(name="mamba", cache=False),
-            Kind(name="full", q_heads=8, kv_heads=2, head_dim=64, rope=Rope(style="neox", theta=1e4)),
-            Kind(name="shared", q_heads=8, kv_heads=2, head_dim=64, window=64, sinks=True, kv_source=1),
+            Kind(name="full", q_heads=8, kv_heads=2, head_dim=64, rope=Rope(style="neox", theta=1e4), indexer=INDEX),
+            Kind(name="shared", q_heads=8, kv_heads=2, head_dim=64, window=64, sinks=True, kv_source=1, indexer=OF_1),
         ],
         pattern=["mamba", "full", "shared"],
     ),
@@ -97,8 +98,9 @@ def test_plan_has_the_model_s_layers(empty: Folder) -> None:
     said = empty.kvgen("show", "layered", "--plan").stdout.splitlines()
     assert [line for line in said if " layers   " in line or line.startswith("           ")][:3] == [
         "  layers   mamba: 0, 3, 6; no keys and values",
-        "           full: 1, 4, 7; 8 query heads over 2 of 64; RoPE; append, gather",
-        "           shared: 2, 5, 8; 8 query heads over 2 of 64; window 64; sinks; reads layer 1; no RoPE",
+        "           full: 1, 4, 7; 8 query heads over 2 of 64; 32 tokens picked by an indexer; RoPE; append, gather",
+        "           shared: 2, 5, 8; 8 query heads over 2 of 64; window 64; sinks; reads layer 1; "
+        "32 tokens picked by layer 1's indexer; no RoPE",
     ]
     (found,) = json.loads(empty.kvgen("show", "layered", "--plan", "--json").stdout)
     assert [kind["kind"] for kind in found["layers"]] == ["mamba", "full", "shared"]

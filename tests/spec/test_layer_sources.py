@@ -56,6 +56,14 @@ def _index(**fields: Any) -> Compressed:
             "compressed.indexer.candidate_source: got 0",
             {"compressed": _index(candidate_source=0, candidate_blocks=8, candidate_block=8)},
         ),
+        (
+            "indexer.source: got 1",
+            {"indexer": INDEX.model_copy(update={"source": 1})},
+        ),  # that layer picks entries, no tokens
+        (
+            "indexer.candidate_source: got 4",
+            {"indexer": INDEX.model_copy(update={"candidate_source": 4, "candidate_blocks": 8, "candidate_block": 8})},
+        ),
         ("kv_source: got 2", {"kv_source": 2}),  # another one's
         ("kv_source: got 4", {"kv_source": 4}),
     ],
