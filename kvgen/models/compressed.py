@@ -45,7 +45,8 @@ def read_compressed(family: Family, text: Fields, architecture: str, dtype: Cach
     sizes = _sizes(text, architecture)
     count = text.integer("num_hidden_layers", high=LAYERS)
     layers = _shared_layers(text, architecture, count) if family.compressed == "shared" else _own_layers(text, count)
-    found = [_facts(i, entries, sizes, q_norm=family.compressed == "own") for i, entries in enumerate(layers)]
+    own, names = family.compressed == "own", _names(layers)
+    found = [_facts(i, names[i], entries, sizes, q_norm=own) for i, entries in enumerate(layers)]
     kinds = [fact for i, fact in enumerate(found) if fact.kind not in {one.kind for one in found[:i]}]
     pattern = [next(i for i, kind in enumerate(kinds) if kind.kind == fact.kind) for fact in found]
     return Checkpoint(
@@ -226,10 +227,10 @@ def _last(text: Fields, key: str, layers: Sequence[int], layer: int) -> int:
     return max(before)
 
 
-def _facts(index: int, entries: Compressed | None, sizes: _Sizes, *, q_norm: bool) -> LayerFacts:
+def _facts(index: int, kind: str, entries: Compressed | None, sizes: _Sizes, *, q_norm: bool) -> LayerFacts:
     return LayerFacts(
         index=index,
-        kind=_name(entries),
+        kind=kind,
         q_heads=sizes.heads,
         kv_heads=1,
         head_dim_k=sizes.dim,
@@ -242,6 +243,18 @@ def _facts(index: int, entries: Compressed | None, sizes: _Sizes, *, q_norm: boo
         k_norm=Norm(sizes.dim, sizes.eps, multiply="before"),
         compressed=entries,
     )
+
+
+def _names(layers: Sequence[Compressed | None]) -> list[str]:
+    """The kind of each layer. One whose name layers of another kind have already carries its first layer's number: "c2_8"."""
+    known: dict[str, Compressed | None] = {}
+    found = []
+    for i, entries in enumerate(layers):
+        same = next((name for name, one in known.items() if one == entries), None)
+        name = same or (f"{_name(entries)}_{i}" if _name(entries) in known else _name(entries))
+        known[name] = entries
+        found.append(name)
+    return found
 
 
 def _name(entries: Compressed | None) -> str:

@@ -56,6 +56,26 @@ def test_the_layers_that_share_entries() -> None:
         assert (one.indexer.candidate_source == 20) == (i >= 24)
 
 
+def test_layers_that_share_otherwise(tmp_path: Path) -> None:
+    """Layers with entries of their own that differ in what picks among them are kinds of their own."""
+    found = config(SHARED)
+    by_another = {**found, "text_config": {**found["text_config"], "index_source_layer_ids": [2, 20]}}
+    layers = models.facts(by_another).layers()
+    assert [layers[i].kind for i in (2, 8, 14)] == ["c2", "c2_8", "c2_8"]
+    entries = [layers[i].compressed for i in (2, 8, 14)]
+    assert [one.indexer.source for one in entries if one is not None and one.indexer is not None] == [None, 2, 2]
+    sources = [2, 8, 14, 20, 24]
+    among = {**found, "text_config": {**found["text_config"], "kv_source_layer_ids": sources}}
+    layers = models.facts(among).layers()
+    entries = [layers[i].compressed for i in (20, 24)]
+    assert [one.indexer.candidate_source for one in entries if one is not None and one.indexer is not None] == [
+        None,
+        20,
+    ]
+    window = sets(among, tmp_path)["x_window"]
+    assert window.model is not None and set(window.layers) == {kind.name for kind in window.model.kinds} >= {"c1_24"}
+
+
 def test_rope_of_both_kinds_and_of_both_spellings() -> None:
     """transformers 5.23 saves the ropes by label; YaRN's factor of cos and sin is 1 in DeepSeek's code."""
     found = models.facts(config(FLASH)).layers()
