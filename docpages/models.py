@@ -40,12 +40,28 @@ has `kinds`, and a repeating `pattern` of their names; `KernelSet.layers` says w
 Layers whose heads or precision differ have caches of different shapes, and the file then holds a list of sets, one for each
 shape, with one `Model`: an engine allocates a pool and imports a package for each. `kvgen show SET --plan` prints the model's
 layers. Models with latent rows (MLA) have a second set, `<name>_prompts`, for [prompts over keys and values of
-heads](extend.md#latent-rows). Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
+heads](extend.md#latent-rows), unless an [indexer](#indexers) picks the tokens that are read. Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
 
 In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `layers()` has a `LayerFacts` for each layer.
 
+## Indexers
+
+DeepSeek V3.2, GLM-5, A.X-K2 and HY-V4 attend to latent rows that an indexer picks. `Model.indexer` says so where every layer
+has one; where layers take the picks of another (`indexer_types`, `index_topk_pattern`, `index_topk_freq`), the layers of each
+source are a kind, whose `Kind.indexer.source` is that layer. The file has two sets:
+
+- that of the latent rows, with `remap_indices`, which turns picked tokens into rows of the pool, and `mla_decode` over lists.
+  Layers that take picks call `mla_decode` with the list of the layer they name, as it is: page tables are the same;
+- `<name>_keys`, of the layers with an indexer: `append` stores their keys behind a layer norm and RoPE of their own, `indexer_query`
+  and `indexer_scores` make `logits`; the best `topk` of these are for a library to find. Keys are e4m3 in kvgen's layout, or in
+  vLLM's or SGLang's with a preset of theirs. Both roles of RoPE are kept: halves beside interleaved latent rows in V3.2.
+
+No Hadamard transform is written: products of q and k are what they are without. DeepSeek's code transforms both before they are
+quantized: `hadamard` of `ops.Append` and `ops.IndexerQuery`, for keys that are shared with such code.
+
 ## Where engines differ
 
+- `indexer_rope_interleave` is read, as by vLLM; transformers 5.23 interleaves GLM's indexer whatever it says.
 - `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
   says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
   part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.

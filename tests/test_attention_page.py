@@ -17,8 +17,8 @@ from tests.cli.conftest import Folder
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
 BLOCKS: Final = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE, re.S))
-PROGRAMS: Final = ("step.py", "own.py", "graph.py", "draft.py", "cross.py", "picked.py")
-SPECS: Final = ("specs/chat.py", "specs/cross.py", "specs/latent.py", "specs/picked.py")
+PROGRAMS: Final = ("step.py", "own.py", "graph.py", "draft.py", "cross.py", "picked.py", "sparse.py")
+SPECS: Final = ("specs/chat.py", "specs/cross.py", "specs/latent.py", "specs/picked.py", "specs/sparse.py")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.sweep import truth
 from kvgen import models
+from kvgen.models.layers import LayerFacts
 from tests.models.steps import Step
 
 TOKENS = 23  # prime, and no head count or dim of a model; on two pages of 16
@@ -61,6 +62,13 @@ def with_short_windows(values: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+def kinds_of_steps(values: dict[str, Any]) -> list[LayerFacts]:
+    """The kinds of layers that a step is run of: of those that take another's picks one, as they differ in whose these are."""
+    kinds = models.facts(values).kinds
+    taking = [kind for kind in kinds if kind.indexer is not None and kind.indexer.source is not None]
+    return [kind for kind in kinds if kind not in taking[1:]]
+
+
 def with_few_layers(values: dict[str, Any]) -> dict[str, Any]:
     """The config cut behind the first layer of each kind, eight layers at least; whole where layers are named by number.
 
@@ -69,7 +77,7 @@ def with_few_layers(values: dict[str, Any]) -> dict[str, Any]:
     found = models.facts(values)
     if any(kind.kv_source is not None for kind in found.kinds) or "linear_attn_config" in values:
         return values
-    return _cut(values, len(found.pattern), max(8, 1 + max(kind.index for kind in found.kinds)))
+    return _cut(values, len(found.pattern), max(8, 1 + max(kind.index for kind in kinds_of_steps(values))))
 
 
 def _cut(values: dict[str, Any], layers: int, kept: int) -> dict[str, Any]:

@@ -43,6 +43,7 @@ KNOWN: Final = tuple(
         )
     )
 )
+SELECTED_PAGES: Final = 16  # pages that a kv head's list of decode names, at most: MiniMax-M3's
 SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_decode, names, at most
 
 
@@ -128,7 +129,7 @@ def call_of(scene: Scene, op: Op) -> Call:
         **{"B": batch, "B+1": batch + 1, "S": max(new), **dict.fromkeys("NP", max(scene.workload.totals))},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
-        "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
+        "K": _listed_count(scene, op),
         **{name.removesuffix("cache") + "K": selected(its) for name, its in keys.items()},
         **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
@@ -201,6 +202,12 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
         _fill_list(scene, array, None)
     elif name == "topk_lengths":
         array[...] = selected(scene)
+    elif name == "page_lists":
+        for b, lists in enumerate(array):
+            for head, pages in enumerate(lists):
+                pages[...] = pages_of_head(scene, b, head, len(pages))
+    elif name == "page_counts":
+        array[...] = selected_pages(scene)
     elif name == "valid_tokens":
         array[...] = totals
     elif name in ("mask", "tree_mask"):  # all is visible
@@ -218,6 +225,26 @@ def _fill_list(scene: Scene, lists: Raw, counts: Raw | None) -> None:
 def selected(scene: Scene) -> int:
     """Tokens that a query or a list names."""
     return min(SELECTED, *(scene.alive(b) for b in range(len(scene.workload.totals))))
+
+
+def _listed_count(scene: Scene, op: Op) -> int:
+    """Entries of a list that a row of q brings."""
+    if getattr(op, "pages", "") == "per_head":
+        return selected_pages(scene)
+    return selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals)
+
+
+def selected_pages(scene: Scene) -> int:
+    """Pages that a list of decode names for a kv head."""
+    return min(SELECTED_PAGES, *(-(-scene.alive(b) // scene.tokens) for b in range(len(scene.workload.totals))))
+
+
+def pages_of_head(scene: Scene, b: int, head: int, count: int) -> NDArray[np.int64]:
+    """The pages of request b, its newest one first, that a kv head's list names."""
+    last = (scene.workload.totals[b] - 1) // scene.tokens
+    first = (scene.workload.totals[b] - scene.alive(b)) // scene.tokens
+    older = np.random.default_rng((b, head)).permutation(np.arange(first, last))
+    return np.array([last, *older[: count - 1]])
 
 
 def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.calls import LISTS, Call, selected, tokens_of_query
+from kvgen.bench.calls import LISTS, Call, pages_of_head, selected, selected_pages, tokens_of_query
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
@@ -55,7 +55,7 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     live = np.zeros(call.total, np.bool_)  # rows that are somebody's, stored or not
     slots = call.arrays.get("slots") if kind in ("append", "gather", "scatter") else None
     roles, dims = _touched(scene, call)
-    alone = getattr(call.op, "inputs", "") == "q"
+    alone, by_head = getattr(call.op, "inputs", "") == "q", getattr(call.op, "pages", "") == "per_head"
     if slots is not None:
         live[:] = True
         stored = {role: slots >= 0 for role in "kv"}
@@ -65,7 +65,10 @@ def _rows(scene: Scene, call: Call, marked: Marked) -> dict[str, int]:
     else:
         for b, new in enumerate(scene.workload.new if kind in STEP else ()):
             live[call.begins[b] : call.begins[b] + new] = True
-        for token in () if alone else _tokens(scene, call):
+        for head, b in np.ndindex(scene.kv.kv_heads, len(scene.workload.totals)) if by_head else ():
+            for token in _listed_tokens(scene, call, b, head):
+                marked.token(token, kind, heads=slice(head, head + 1))
+        for token in () if alone or by_head else _tokens(scene, call):
             for role in marked.token(token, kind, roles, dims):
                 if token.row is not None and kind in STEP:
                     stored[role][token.row] = True
@@ -203,6 +206,15 @@ def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
             first, last = first // residual * residual, total // residual * residual
         for position in range(first, last):
             yield Token(b, position, begin + position - total + new if position >= total - new else None, total)
+
+
+def _listed_tokens(scene: Scene, call: Call, b: int, head: int) -> Iterator[Token]:
+    """What a kv head's list of request b's only row shows it: tokens of pages that are alive."""
+    total = scene.workload.totals[b]
+    first = max(total - scene.alive(b), _first_seen(call, total, 1))
+    for page in pages_of_head(scene, b, head, selected_pages(scene)).tolist():
+        for position in range(max(first, page * scene.tokens), min(total, (page + 1) * scene.tokens)):
+            yield Token(b, position, None, total)
 
 
 def _new_entries(scene: Scene, b: int, begin: int) -> Iterator[Token]:

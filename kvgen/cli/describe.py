@@ -118,6 +118,8 @@ def _layer_line(kind: dict[str, Any]) -> str:
     ]
     said += ["sinks"] if facts.get("sinks") else []
     said += [f"reads layer {facts['kv_source']}"] if "kv_source" in facts else []
+    picks = facts.get("indexer") or {}
+    said += [f"picks of layer {picks['source']}"] if picks.get("source") is not None else []
     if not facts.get("cache", True):
         said = ["no keys and values"]
     else:

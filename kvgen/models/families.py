@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvgen.models.family import HYBRID, SLIDING, Family, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
+from kvgen.models.family import HYBRID, SLIDING, Family, Index, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
 
 _HEADS: Final = Norms()
 _HEADS_F32: Final = Norms(multiply="before")
@@ -1062,28 +1062,28 @@ _LATENT: Final = (
         "deepseek_v32",
         "DeepseekV32ForCausalLM",
         positions=163840,
-        rows=Rows(interleaved=True, index_topk=2048),
+        rows=Rows(interleaved=True, index=Index(heads=64)),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
     ),
     _DEEPSEEK.but(
         "glm_moe_dsa",
         "GlmMoeDsaForCausalLM",
         positions=202752,
-        rows=Rows(interleaved=True, index_topk=2048),
+        rows=Rows(interleaved=True, index=Index(heads=32, interleaved=True, shared=True, schedule=True)),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
     ),
     _DEEPSEEK.but(
         "axk2",
         "AXK2ForCausalLM",
         positions=131072,
-        rows=Rows(interleaved=True, index_topk=2048),
+        rows=Rows(interleaved=True, index=Index(heads=16)),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
     ),
     _DEEPSEEK.but(
         "hy_v4",
         "HYV4ForCausalLM",
         positions=262144,
-        rows=Rows(interleaved=False, index_topk=2048),
+        rows=Rows(interleaved=False, index=Index(heads=16, part="last", eps=None, f32=True, shared=True, every=4)),
         pattern=Pattern(common="indexed", special="indexed", words=_INDEXED),
         sinks=("indexed",),
     ),

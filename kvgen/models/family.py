@@ -162,18 +162,38 @@ class KvHeads:
 
 
 @dataclass(frozen=True)
+class Index:
+    """An indexer that chooses the tokens that a query sees, of `heads` where index_n_heads is absent.
+
+    `interleaved`: the pairs of its RoPE where indexer_rope_interleave is absent; the head's `part` of qk_rope_head_dim elements
+    turns. `eps` of the layer norm of its keys, None: the config's; `f32`: that norm's weights stay f32. `shared`: field
+    indexer_types says which layers take the picks of one before them. Where it is absent, layers 0, 1 and each `every`-th behind
+    1 have an indexer; with `schedule`, fields index_topk_pattern, or index_topk_freq and index_skip_topk_offset, say it.
+    """
+
+    heads: int
+    interleaved: bool = False
+    part: Literal["first", "last"] = "first"
+    eps: float | None = 1e-6
+    f32: bool = False
+    shared: bool = False
+    every: int = 1
+    schedule: bool = False
+
+
+@dataclass(frozen=True)
 class Rows:
     """Latent rows: the config class's defaults of the ranks, None where every published config has them.
 
     `interleaved`: the pairs of RoPE; None: field rope_interleave, absent: true, null: false. `eps` of the latent part's norm,
-    None: the config's. `index_topk`: an indexer chooses so many tokens (DeepSeek sparse attention). `factor`: the latent
-    part is multiplied by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
+    None: the config's. `index`: an indexer chooses tokens (DeepSeek sparse attention). `factor`: the latent part is multiplied
+    by sqrt(hidden_size / kv_lora_rank) after its norm (LongCat).
     """
 
     defaults: Mapping[str, int | None] = field(default_factory=dict)
     interleaved: bool | None = None
     eps: float | None = 1e-6
-    index_topk: int | None = None
+    index: Index | None = None
     factor: bool = False
     rope: bool = True
 

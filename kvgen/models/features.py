@@ -33,9 +33,9 @@ FEATURES: Final = (
         lambda layer: bool(layer.mrope) and layer.mrope_layout == "hw_t",
     ),
     Feature(
-        "latent rows with windows or sinks",
-        "ops.MlaDecode has neither",
-        lambda layer: layer.mla is not None and (layer.window is not None or layer.sinks),
+        "latent rows with windows",
+        "ops.MlaDecode has none",
+        lambda layer: layer.mla is not None and layer.window is not None,
     ),
 )
 

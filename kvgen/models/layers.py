@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvgen.spec.model import Compressed, Mla, Model, Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.spec.model import Compressed, Indexer, Mla, Model, Rope
+from kvgen.spec.norm import LayerNorm, RmsNorm
 
 CacheDtype = Literal["bf16", "f16", "f32"]
 
@@ -61,7 +61,8 @@ class LayerFacts:
     of its position's chunk. `rope` None: the layer has no rotary positions; `proportional`: `rope.dim` elements turn, as
     pairs (i, i + head_dim / 2) by the frequencies of a whole head. `mrope`: pairs of each section where positions are
     several a token; they lie in "runs", alternate in a "cycle" (t h w t h w), or h w h w and then t ("hw_t").
-    `index_topk`: an indexer chooses the tokens that a query sees. `q_factor`: what the model multiplies q by between its norm
+    `indexer` chooses the tokens that a query sees; where it is the layer's own, `index_rope` turns its q and keys, and
+    `index_norm` is the norm of its keys. `q_factor`: what the model multiplies q by between its norm
     and RoPE (Muse Spark); in a spec it is part of the scale of scores. `compressed`: entries of several tokens that a query
     reads beside its window's rows; the row of a token is then key and value of all heads.
     """
@@ -89,7 +90,9 @@ class LayerFacts:
     v_norm: Norm | None = None
     q_scale: QueryScale | None = None
     mla: Mla | None = None
-    index_topk: int | None = None
+    indexer: Indexer | None = None
+    index_rope: Rope | None = None
+    index_norm: LayerNorm | None = None
     kv_source: int | None = None
     compressed: Compressed | None = None
 

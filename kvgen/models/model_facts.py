@@ -78,6 +78,7 @@ def _short(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int
         "logit_softcap": first.softcap,
         "query_pre_attn_scalar": rsqrt,
         "mla": first.mla,
+        "indexer": first.indexer,
     }
     model = Model(**fields)
     if abs(model.softmax_scale(first.head_dim_k) - first.scale) > 1e-9 * first.scale:
@@ -108,5 +109,6 @@ def _kind(kind: LayerFacts) -> Kind:
         "sinks": kind.sinks,
         "kv_source": kind.kv_source,
         "compressed": kind.compressed,
+        "indexer": kind.indexer,
     }
     return Kind(**{name: value for name, value in fields.items() if value is not None and value is not False})

@@ -10,12 +10,13 @@ from kvgen.errors import ConfigError
 from kvgen.models.compressed import read_compressed
 from kvgen.models.family import CACHELESS, Family
 from kvgen.models.fields import Fields
+from kvgen.models.indexers import index_norm, index_rope, indexers
 from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm, QueryScale
 from kvgen.models.model_facts import model_of
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS, Latents, Shape, checked
 from kvgen.models.patterns import layer_count, layer_kinds, rope_flags, specials
 from kvgen.models.rope import Turning, turnings, unscaled
-from kvgen.spec.model import Mla
+from kvgen.spec.model import Indexer, Mla
 from kvgen.spec.norm import LayerNorm, RmsNorm
 
 # An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
@@ -280,18 +281,32 @@ class _Reader:
         ropes = self._ropes(names, shapes, turned)
         sources = self._sources(names)
         scaled = self._scaled_layers(count)
+        index = family.rows.index if family.rows is not None else None
+        pickers = indexers(index, text, count) if index is not None else [None] * count
         facts: dict[tuple[Any, ...], LayerFacts] = {}
         found: list[tuple[Any, ...]] = []
         for i, name in enumerate(names):
             key: tuple[Any, ...] = (name,)
             if name not in CACHELESS:
                 shape = shapes[i]
-                key = (name, shape.q_heads, shape.kv_heads, shape.head_dim, turned[i], sources[i], scaled[i])
+                key = (
+                    name,
+                    shape.q_heads,
+                    shape.kv_heads,
+                    shape.head_dim,
+                    turned[i],
+                    sources[i],
+                    scaled[i],
+                    pickers[i],
+                )
             if key not in facts:
                 facts[key] = (
                     LayerFacts(i, name, cache=False)
                     if name in CACHELESS
-                    else self._facts(i, name, shapes[i], ropes, turned[i], sources[i], scaled[i], window, chunk)
+                    else self._indexed(
+                        self._facts(i, name, shapes[i], ropes, turned[i], sources[i], scaled[i], window, chunk),
+                        pickers[i],
+                    )
                 )
             found.append(key)
         return _merged(facts, found)
@@ -499,7 +514,7 @@ class _Reader:
         window: int | None,
         chunk: int | None,
     ) -> LayerFacts:
-        family, text = self.family, self.text
+        family = self.family
         turning = ropes.get(name) if turn else None
         if turning is not None and not scaled:
             turning = unscaled(turning)
@@ -537,11 +552,17 @@ class _Reader:
             v_norm=v_norm if source is None else None,
             q_scale=self._q_scale(rope is not None, turning),
             mla=mla,
-            index_topk=text.integer("index_topk", default=family.rows.index_topk, high=POSITIONS)
-            if family.rows is not None and family.rows.index_topk is not None
-            else None,
             kv_source=source,
         )
+
+    def _indexed(self, fact: LayerFacts, indexer: Indexer | None) -> LayerFacts:
+        """The layer with its indexer."""
+        index = self.family.rows.index if self.family.rows is not None else None
+        if index is None or indexer is None or indexer.source is not None:
+            return replace(fact, indexer=indexer)
+        assert fact.rope is not None
+        rope, norm = index_rope(index, self.text, fact.rope), index_norm(index, self._eps())
+        return replace(fact, indexer=indexer, index_rope=rope, index_norm=norm)
 
     def _v_dim(self, head_dim: int) -> int:
         if self.family.v_head_dim is None:
@@ -690,6 +711,8 @@ def _merged(
             name = "sliding"
         if kind.kv_source is not None:
             name += "_shared"
+        if kind.indexer is not None and kind.indexer.source is not None:
+            name += f"_by_{kind.indexer.source}"
         if name in names and kind.cache and kind.rope is None:
             name += "_nope"
         base, number = name, 2

@@ -1,13 +1,7 @@
-"""Facts -> the Python text of a spec, laid out as `ruff format` would with lines of 120.
-
-Nothing of a config is pasted: a value reaches the text as the literal of a validated int, float, bool or string of
-letters, digits and underscores, and nothing else can.
-"""
+"""Facts -> the Python text of a spec: a set for each shape of heads, for prompts over latent rows, for an indexer's keys."""
 
 from __future__ import annotations
 
-import math
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +9,15 @@ from typing import Any
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.models.features import lacking
+from kvgen.models.indexer_text import index_set
 from kvgen.models.kv_dtype import Stored, latent, words
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.reader import norm_of
 from kvgen.models.serving import Serving, preset_fields
+from kvgen.models.source import INDENT, LINE, Atom, Group, broken, call, harmless, literal, spec_names
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.spec import presets
-from kvgen.spec.base import Spec
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.kernel_set import KernelSet
@@ -32,34 +27,9 @@ from kvgen.spec.position_scale import PositionScale
 from kvgen.spec.ragged import Ragged
 from kvgen.spec.score import Score
 
-LINE = 120
-INDENT = "    "
-SOURCE_LENGTH = 80
 PAGE = 16
 LATENT_PAGE = 64
 DEFAULT = Serving()
-
-
-@dataclass(frozen=True)
-class Atom:
-    """Text that is never broken."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Group:
-    """`opening item, item, ... closing`; an item may carry a keyword. One line where it fits, else an item a line."""
-
-    opening: str
-    items: Sequence[tuple[str, Atom | Group]]
-    closing: str
-
-    @property
-    def flat(self) -> str:
-        """The one-line form; a tuple of one keeps its comma."""
-        inner = ", ".join(word + (item.text if isinstance(item, Atom) else item.flat) for word, item in self.items)
-        return f"{self.opening}{inner}{',' if self.opening == '(' and len(self.items) == 1 else ''}{self.closing}"
 
 
 @dataclass(frozen=True)
@@ -103,8 +73,18 @@ def spec_source(
     sets = _sets(facts, stored)
     used: set[str] = set()
     several = len(sets) > 1
-    bodies = [_body(facts, one, serving, arch, used, name if several else None) for one in sets]
+    page = serving.page_size or LATENT_PAGE
+    keys = index_set(facts, sets[0].stored.dtype, page, serving, arch, f"{name[:34]}_keys")
+    shared = several or (keys is not None and bool(facts.model.kinds))
+    bodies = [_body(facts, one, serving, arch, used, shared=shared) for one in sets]
+    if several:
+        bodies = [
+            _called(f"{name[: 39 - len(one.suffix)]}_{one.suffix}", body)
+            for one, body in zip(sets, bodies, strict=True)
+        ]
     prompts = _prompts(sets[0], arch, used, name)
+    beside = prompts or (keys.group if keys is not None else None)
+    used |= keys.names if keys is not None else set()
     presets = ["presets"] if serving.preset else []
     imports = ", ".join([*sorted({"KernelSet", *used}), "ops", *presets])
     line = f"from kvgen import {imports}"
@@ -112,18 +92,27 @@ def spec_source(
         names = [*sorted({"KernelSet", *used}), "ops", *presets]
         line = "from kvgen import (\n" + "".join(f"{INDENT}{one},\n" for one in names) + ")"
     command = " ".join([f"kvgen init --from {harmless(source)}", *options])
-    said = _also(prompts, name) + "".join(f"{note}\n" for note in _wrapped(facts.notes))
+    said = (keys.said if keys is not None else _also(prompts, name)) + "".join(
+        f"{note}\n" for note in _wrapped(facts.notes)
+    )
     head = (
         f'"""{_headline(facts, sets, serving)}\n\n{_how(facts, sets)}{said}Written by `{command}`.\n"""\n\n{line}\n\n'
     )
-    if prompts is not None:
-        named = Group("KernelSet(", [("name=", literal(name)), *bodies[0].items], ")")
-        return f"{head}kernels = {broken(Group('[', [('', named), ('', prompts)], ']'), 0)}\n"
-    if not several:
-        return f"{head}kernels = {broken(bodies[0], 0)}\n"
-    model = Group("model = Model(", call(facts.model).items, ")")
+    if beside is not None:
+        bodies = [_called(name, bodies[0]), beside]
+    if len(bodies) == 1:
+        return f"{head}{_model(facts) if shared else ''}kernels = {broken(bodies[0], 0)}\n"
     listed = Group("[", [("", body) for body in bodies], "]")
-    return f"{head}{broken(model, 0)}\n\nkernels = {broken(listed, 0)}\n"
+    return f"{head}{_model(facts) if shared else ''}kernels = {broken(listed, 0)}\n"
+
+
+def _model(facts: Checkpoint) -> str:
+    """The model by name, where several sets have it."""
+    return f"{broken(Group('model = Model(', call(facts.model).items, ')'), 0)}\n\n"
+
+
+def _called(name: str, body: Group) -> Group:
+    return Group(body.opening, [("name=", literal(name)), *body.items], body.closing)
 
 
 def _wrapped(notes: Sequence[str]) -> list[str]:
@@ -146,14 +135,16 @@ def _sets(facts: Checkpoint, stored: Mapping[str, Stored]) -> list[_Set]:
 
 
 def _body(
-    facts: Checkpoint, one: _Set, serving: Serving, arch: Sequence[str], used: set[str], name: str | None
+    facts: Checkpoint, one: _Set, serving: Serving, arch: Sequence[str], used: set[str], *, shared: bool
 ) -> Group:
-    """One KernelSet; adds the names that it uses to `used`."""
+    """One KernelSet without a name; adds the names that it uses to `used`. `shared`: the file names the model."""
     model = facts.model
     appends, append_of = _appends(model, one)
     decodes, decode_of = _decodes(model, one, arch)
     extends, extend_of = _extends(model, one, serving, arch)
-    operations = [*appends, Atom("ops.Gather()"), *extends, *decodes]
+    picks = {kind.kind for kind in one.kinds if kind.index_rope is not None and decode_of.get(kind.kind)}
+    remap: list[Atom | Group] = [Atom('ops.RemapIndices(counts=True, unseen="drop")')] if picks else []
+    operations = [*appends, Atom("ops.Gather()"), *remap, *extends, *decodes]
     used |= spec_names(model)
     for kind in one.kinds:
         used |= {type(norm_of(norm)).__name__ for norm in (kind.q_norm, kind.k_norm, kind.v_norm) if norm is not None}
@@ -172,24 +163,17 @@ def _body(
         cache = _cache(one, serving.page_size or (LATENT_PAGE if model.mla else PAGE))
         used |= {"Layout"} if form == "Paged" and one.kinds[0].head_dim_v != one.kinds[0].head_dim_k else set()
         used |= {form} | (spec_names(one.stored.quant) if one.stored.quant is not None else set())
-    items: list[tuple[str, Atom | Group]] = []
-    if name is not None:
-        items.append(("name=", literal(f"{name[: 39 - len(one.suffix)]}_{one.suffix}")))
-    items += [
+    items: list[tuple[str, Atom | Group]] = [
         ("q_heads=", literal(one.facts.q_heads)),
         ("cache=", Group(f"{form}(", cache, ")")),
         ("ops=", Group("[", [("", operation) for operation in operations], "]")),
         ("arch=", Group("[", [("", literal(arch_name)) for arch_name in arch], "]")),
-        ("model=", call(model) if name is None else Atom("model")),
+        ("model=", Atom("model") if shared else call(model)),
     ]
-    if name is not None or model.kinds:
-        uses = [
-            (
-                f'"{kind.kind}": ',
-                literal((*append_of[kind.kind], *extend_of.get(kind.kind, ()), *decode_of.get(kind.kind, ()))),
-            )
-            for kind in one.kinds
-        ]
+    if shared or model.kinds:
+        attends = {k.kind: (*extend_of.get(k.kind, ()), *decode_of.get(k.kind, ())) for k in one.kinds}
+        lists = {kind: ("remap_indices",) if kind in picks else () for kind in attends}
+        uses = [(f'"{kind}": ', literal((*append_of[kind], *lists[kind], *attends[kind]))) for kind in attends]
         items.append(("layers=", Group("{", uses, "}")))
     return Group("KernelSet(", items, ")")
 
@@ -284,7 +268,8 @@ def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | 
             if not _decodes_latent(one.facts, kind, one.stored, arch):
                 continue
             fields: list[tuple[str, Atom | Group]] = [("scale=", literal(kind.scale))] if model.kinds else []
-            fields.append(("sparse=", literal(True)) if kind.index_topk else ("split=", literal("balanced")))
+            fields.append(("sparse=", literal(True)) if kind.indexer else ("split=", literal("balanced")))
+            fields += [("sinks=", literal("lse"))] if kind.sinks else []
         else:
             fields = [*_attention(model, kind), ("split=", literal("balanced"))]
         name = _named(operation, fields, kind, known)
@@ -312,7 +297,7 @@ def _prompts(one: _Set, arch: Sequence[str], used: set[str], name: str) -> Group
     """The set for prompts over latent rows, whose keys and values are projected up: heads without a cache, a prompt's own rows,
     and a chunk of those before it at a time. None over rows that are no latent ones, or are picked from lists."""
     kind = one.kinds[0]
-    if kind.mla is None or kind.index_topk or kind.q_factor != 1.0:
+    if kind.mla is None or kind.indexer or kind.q_factor != 1.0:
         return None
     mla, heads = kind.mla, one.facts.q_heads
     sizes: dict[str, Any] = {
@@ -391,11 +376,8 @@ def _decodes_latent(facts: Checkpoint, kind: LayerFacts, stored: Stored, arch: S
     assert mla is not None
     fields: dict[str, Any] = {"q_heads": facts.q_heads, "arch": tuple(arch), "model": facts.model}
     try:
-        decode = (
-            MlaDecode(scale=kind.scale, sparse=True)
-            if kind.index_topk
-            else MlaDecode(scale=kind.scale, split="balanced")
-        )
+        asked: dict[str, Any] = {"sparse": True} if kind.indexer else {"split": "balanced"}
+        decode = MlaDecode(scale=kind.scale, sinks="lse" if kind.sinks else None, **asked)
         decode.plan(KernelSet(name="found", cache=latent(mla, stored, page_size=LATENT_PAGE), ops=(decode,), **fields))
     except (ValueError, SpecError):
         return False
@@ -443,58 +425,3 @@ def _how(facts: Checkpoint, sets: Sequence[_Set]) -> str:
         line = f"{where} {words(stored)}{rest}{said}.\n"
         lines += [line] if line not in lines else []
     return "".join(lines)
-
-
-def harmless(source: str) -> str:
-    """A path or name for the docstring: letters, digits and ._-/@+ stay; the end is kept, for it names the file."""
-    text = re.sub(r"[^A-Za-z0-9._/@+-]", "_", source)
-    return text if len(text) <= SOURCE_LENGTH else "..." + text[3 - SOURCE_LENGTH :]
-
-
-def _given(spec: Spec) -> list[str]:
-    """The fields that a constructor call must give: those that were given and are not at their default."""
-    fields = type(spec).model_fields
-    given = (n for n in fields if n in spec.model_fields_set)
-    return [n for n in given if fields[n].is_required() or getattr(spec, n) != fields[n].default]
-
-
-def spec_names(spec: Spec) -> set[str]:
-    """The class names that `call(spec)` uses."""
-    values = [getattr(spec, name) for name in _given(spec)]
-    inner = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return {type(spec).__name__}.union(*(spec_names(value) for value in inner if isinstance(value, Spec)))
-
-
-def call(spec: Spec) -> Group:
-    """A constructor call with every field that is not at its default."""
-    items = [(f"{name}=", literal(getattr(spec, name))) for name in _given(spec)]
-    return Group(f"{type(spec).__name__}(", items, ")")
-
-
-def literal(value: object) -> Atom | Group:
-    """The Python literal of a validated value."""
-    if isinstance(value, Spec):
-        return call(value)
-    if isinstance(value, tuple):
-        return Group("(", [("", literal(item)) for item in value], ")")
-    if value is None or isinstance(value, bool):
-        return Atom(repr(value))
-    if isinstance(value, int):
-        return Atom(f"{value:_}" if abs(value) >= 10_000 else str(value))
-    if isinstance(value, float) and math.isfinite(value):
-        return Atom(f"{int(value):_}.0" if value.is_integer() and 10_000 <= abs(value) < 1e15 else repr(value))
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_]+", value):
-        return Atom(f'"{value}"')
-    raise ConfigError(f"spec: got a {type(value).__name__}; it has no place in a spec; valid: numbers, names, booleans")
-
-
-def broken(group: Group, depth: int) -> str:
-    """The group with an item a line, each on one line where that fits."""
-    pad = INDENT * (depth + 1)
-    lines = []
-    for word, item in group.items:
-        flat = item.text if isinstance(item, Atom) else item.flat
-        if isinstance(item, Group) and len(pad) + len(word) + len(flat) + 1 > LINE:
-            flat = broken(item, depth + 1)
-        lines.append(f"{pad}{word}{flat},\n")
-    return f"{group.opening}\n{''.join(lines)}{INDENT * depth}{group.closing}"

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import mma, simt
+from kvgen.lowering.attention.listed_pages import LIST_SIZES, LISTS, check_listed
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments, check_rate
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
@@ -86,6 +87,16 @@ class Decode(Op):
     """
     mask: Mask = Mask()
     """Which tokens a row sees. Default: causal."""
+    pages: Literal["all", "per_head"] = "all"
+    """Which pages of a request are read: "all", or "per_head", those that the call lists, for block-sparse attention.
+
+    `page_lists[T, kv_heads, K]`, i32, any distances from row to row and from head to head: what the query heads of a kv head
+    attend to, as far as the row's mask shows it. Entries are numbers in the request's page table, 0 that of its first tokens,
+    in any order. -1 is skipped, and a page that stands twice counts twice. `page_counts[T, kv_heads]`, i32, optional: entries of
+    each list that count (None: all K). A number that is no page of the request's tokens (position), a count below 0 or above K
+    (length) and an invalid page id give NaN in the query heads of that kv head. One query row a request, split="none". Sources:
+    `topk_idx` and the block table of vLLM's sparse attention of MiniMax-M3 (MSA), whose blocks are pages of 128 tokens.
+    """
     cross: bool = False
     """True: q's rows are no tokens of the cache, whose `lengths` are all that a request has: cross attention, a prefix that
     requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
@@ -135,6 +146,12 @@ class Decode(Op):
             )
         if self.cross:
             check_cross(self.mask)
+        if self._lists and (self.rows > 1 or self.split != "none"):
+            name, value = ("rows", self.rows) if self.rows > 1 else ("split", self.split)
+            raise ValueError(
+                f"{name}: got {value!r} beside pages='per_head'; lists are those of one query row a request, and a block has the "
+                "whole of one; use rows=1 and split='none'"
+            )
         if self.chunk % 64:
             raise ValueError(f"chunk: got {self.chunk}; chunks are whole tiles: a multiple of 64 tokens")
         if "chunk" in self.model_fields_set and self.split != "invariant":
@@ -153,20 +170,27 @@ class Decode(Op):
                 "cache that stores both"
             )
         check_rate(self.name, kernels, self.mask, self.score, cross=self.cross)
+        if self._lists:
+            check_listed(kernels.kv)
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
 
     def _tensor(self, kernels: KernelSet) -> mma.Shape | None:
         """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
-        return None if self._hindrance(kernels) else mma.shape(kernels, self.rows, self._asks)
+        return None if self._hindrance(kernels) else mma.shape(kernels, self.rows, self._asks, self._lists)
 
     @property
     def _asks(self) -> bool:
         """Whether the kernel asks about scores one by one."""
         return self.score is not None or self.mask.tree is not None
 
+    @property
+    def _lists(self) -> bool:
+        """Whether each kv head has pages of its own."""
+        return self.pages == "per_head"
+
     def _hindrance(self, kernels: KernelSet) -> str:
-        return mma.hindrance(kernels, self.rows, self._asks)
+        return mma.hindrance(kernels, self.rows, self._asks, self._lists)
 
     def walk(self, kernels: KernelSet) -> tuple[str, str]:
         """("tensor cores" or "CUDA cores", why) of this set's kernel."""
@@ -206,6 +230,7 @@ class Decode(Op):
             q_scaled=self.q_dtype is not None,
             out_scaled=out.name == "e4m3",
             heads=shape.heads,
+            lists=self._lists,
         )
         columns = d.column_blocks
         grid = ((var("num_sm_parts") if d.planned else var("T")) * columns, const(1), const(1))
@@ -280,6 +305,7 @@ class Decode(Op):
                 fields=(None, "q_heads", v_dim),
             ),
             *arrays,
+            *(LISTS if self._lists else ()),
             *((sinks,) if self.sinks else ()),
             *((Q_SCALE,) if self.q_dtype else ()),
             *((OUT_SCALE,) if out.name == "e4m3" else ()),
@@ -296,6 +322,7 @@ class Decode(Op):
             Size("q_stride", "i64", "q.stride"),
             Size("out_stride", "i64", "out.stride"),
             Size("num_rows", "u32", "T"),
+            *(LIST_SIZES if self._lists else ()),
             *numbers,
             *(SIZES if planned else ()),
             ERRORS,

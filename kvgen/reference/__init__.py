@@ -18,6 +18,7 @@ from kvgen.reference.copy_pages import overlaps as overlaps
 from kvgen.reference.decode import Decoded as Decoded
 from kvgen.reference.decode import attend as attend
 from kvgen.reference.decode import decode as decode
+from kvgen.reference.decode import decode_per_head as decode_per_head
 from kvgen.reference.extend import Extended as Extended
 from kvgen.reference.extend import extend as extend
 from kvgen.reference.faults import FaultLog as FaultLog

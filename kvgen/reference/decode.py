@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from kvgen.reference.attention import Arguments, Standing, modified, span, visible
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, request_of_row
+from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
 
 Floats = NDArray[np.float64]
@@ -29,6 +28,15 @@ class Seen:
     v: Floats
     at: Standing
     tokens: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ListedPages:
+    """Lists `[T, K]` of pages of each row's request, numbers in its page table, of which `counts[T]` entries count (None: all).
+    -1 is skipped."""
+
+    lists: NDArray[Any]
+    counts: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ def decode(
     lse_base: str = "e",
     lse_empty: str | float = "-inf",
     sinks_in_lse: bool = True,
+    pages: ListedPages | None = None,
 ) -> Decoded:
     """Attend with q `[T, q_heads, head_dim]` to a request's living tokens, this step's included.
 
@@ -114,7 +123,7 @@ def decode(
     "e" or "2".
 
     Quantized K and V are taken as dequantized, not rounded to the cache's dtype. With one pool, of latent rows, V is the
-    first `latent_dim` dims of K.
+    first `latent_dim` dims of K. With `pages` rows attend only to those that are listed, in that order, all heads alike.
 
     Rows of no request and rows that see no token give 0 and `lse_empty`. All rows of a request give NaN in out and
     log-sum-exp
@@ -123,7 +132,9 @@ def decode(
     - if `k_sealed` does not count the whole groups of its tokens (LENGTH, at their number),
     - if the page of a token between the first and the last one that a row may see is invalid (at that token),
     - if its offsets contradict each other or give it more than `rows`, or there are fewer rows than it has to have
-      (ROW_OFFSETS, at the row).
+      (ROW_OFFSETS, at the row),
+    - if its list counts more entries than it has, or negative ones (LENGTH, at the count), or names a page that its tokens do
+      not reach (POSITION, at that page's first token).
 
     Where the last offset is wrong, rows of no request are NaN too.
     """
@@ -146,7 +157,7 @@ def decode(
         else:
             key = (whose.b, whose.begin, whose.end)
             if key not in known:
-                known[key] = finder.request(whose)
+                known[key] = finder.request(whose, pages)
             request = known[key]
             seen.append(None if request is None else request.seen(row - whose.begin))
         found = seen[-1]
@@ -162,6 +173,22 @@ def decode(
             out[row] = values[0] / out_scale
             lse[row] = np.where(some, values[1] / (math.log(2) if lse_base == "2" else 1), lse[row])
     return Decoded(out, lse, faults.word, tuple(seen))
+
+
+def decode_per_head(
+    table: TableView,
+    pools: Sequence[Rows],
+    q: NDArray[Any],
+    *,
+    page_lists: NDArray[Any],
+    page_counts: NDArray[Any] | None = None,
+    **how: Any,
+) -> tuple[Decoded, ...]:
+    """decode where each kv head has pages of its own, `page_lists[T, kv_heads, K]`, and counts `[T, kv_heads]`: for each kv head
+    what all query heads would give with its lists, of which those of that kv head count. The error word is the largest."""
+    heads = range(page_lists.shape[1])
+    lists = [ListedPages(page_lists[:, h], None if page_counts is None else page_counts[:, h]) for h in heads]
+    return tuple(decode(table, pools, q, pages=each, **how) for each in lists)
 
 
 def _v_dim(table: TableView, pools: Sequence[Rows]) -> int:
@@ -220,8 +247,8 @@ class Finder:
         """What a row of no request sees."""
         return Seen(*self._none(), Standing(-1, row, np.array([0]), 1, 0), np.zeros(0, np.int64))
 
-    def request(self, whose: RowRange) -> SeenRequest | None:
-        """K and V of everything that one of its rows may see; None if that is not to be had."""
+    def request(self, whose: RowRange, pages: ListedPages | None = None) -> SeenRequest | None:
+        """K and V of everything that one of its rows may see, of all pages or the listed ones; None if that is not to be had."""
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
         tokens = LIMIT if length is None else length + (rows if table.kv.lengths == "before" and not self.cross else 0)
@@ -239,9 +266,20 @@ class Finder:
             return None
         first = max(around[0], table.first_token(tokens))
         numbers = np.arange(first, max(first, around[1]), dtype=np.int64)
-        runs = list(self._runs(b, numbers.tolist()))
+        parts, good = [part.tolist() for part in self._by_page(numbers)], True
+        if pages is not None:
+            named = self._named(b, pages, whose.begin, tokens)
+            if named is None:
+                return None
+            good = all(part is not None for part in named)
+            inside = [
+                [t for t in part or () if numbers[0] <= t <= numbers[-1]] if len(numbers) else [] for part in named
+            ]
+            parts = [part for part in inside if part]
+            numbers = np.array([t for part in parts for t in part], np.int64)
+        runs = list(self._runs(b, parts))
         pairs = [pair for _, pair in runs if pair is not None]
-        if len(pairs) < len(runs) and not self.partly:
+        if (len(pairs) < len(runs) or not good) and not self.partly:
             return None
         lost = np.concatenate([np.full(n, pair is None) for n, pair in runs]) if runs else np.zeros(0, np.bool_)
         nothing = self._none()
@@ -250,10 +288,33 @@ class Finder:
         k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else nothing
         return SeenRequest(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments), lost)
 
-    def _runs(self, b: int, numbers: Sequence[int]) -> Iterator[tuple[int, tuple[Floats, Floats] | None]]:
-        """How many tokens, K and V of these neighbouring tokens, page by page; None for a page that is not to be had."""
-        for page, tokens in groupby(numbers, lambda token: token // self.table.tokens):
-            places, (first, *rest) = self.table.places(b, page), tokens
+    def _by_page(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Neighbouring tokens, those of each page."""
+        return np.split(numbers, np.flatnonzero(np.diff(numbers // self.table.tokens)) + 1) if len(numbers) else []
+
+    def _named(self, b: int, pages: ListedPages, row: int, tokens: int) -> list[range | None] | None:
+        """The tokens of each page that a row's list names, None for one that the request's `tokens` do not reach; None where
+        its entries cannot be counted. What is wrong is reported."""
+        width, size = pages.lists.shape[1], self.table.tokens
+        count = width if pages.counts is None else index(pages.counts[row])
+        if count is None or count > width:
+            self.faults.add(Fault.LENGTH, b, LIMIT if count is None else count)
+            return None
+        found: list[range | None] = []
+        for page in pages.lists[row, :count].tolist():
+            if page == -1:
+                continue
+            there = 0 <= page < -(-tokens // size)
+            if not there:  # an error word has the page as 32 bits without a sign
+                self.faults.add(Fault.POSITION, b, min(page % 2**32 * size, LIMIT))
+            found.append(range(page * size, min((page + 1) * size, tokens)) if there else None)
+        return found
+
+    def _runs(self, b: int, parts: Sequence[Sequence[int]]) -> Iterator[tuple[int, tuple[Floats, Floats] | None]]:
+        """How many tokens, K and V of these neighbouring tokens of a page each; None for a page that is not to be had."""
+        for tokens in parts:
+            first, *rest = tokens
+            places = self.table.places(b, first // self.table.tokens)
             if isinstance(places, Fault):
                 for token in (first, *rest):
                     self.faults.add(places, b, token)

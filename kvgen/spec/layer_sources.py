@@ -37,10 +37,14 @@ class Layers(Protocol):
     def kv_source(self) -> int | None: ...
     @property
     def compressed(self) -> Entries | None: ...
+    @property
+    def indexer(self) -> Picking | None: ...
 
 
 # What a source must be, in words, behind the field that names it.
 _MUST: Final = {
+    "indexer.source": "an earlier layer that picks tokens by an indexer of its own",
+    "indexer.candidate_source": "an earlier layer that picks tokens by an indexer of its own",
     "kv_source": "an earlier layer that stores keys and values of its own",
     "compressed.source": "an earlier layer that makes entries of its own, of as many tokens",
     "compressed.indexer.source": "an earlier layer that picks entries by an indexer of its own",
@@ -65,13 +69,15 @@ def check_sources(layers: int, kind_of: Callable[[int], Layers | None]) -> None:
 
 def _named(kind: Layers) -> Iterator[tuple[str, int]]:
     """The layers that a kind names."""
-    index = _indexer(kind)
+    entries = kind.compressed
     found = {
         "kv_source": kind.kv_source,
-        "compressed.source": kind.compressed.source if kind.compressed is not None else None,
-        "compressed.indexer.source": index.source if index is not None else None,
-        "compressed.indexer.candidate_source": index.candidate_source if index is not None else None,
+        "compressed.source": entries.source if entries is not None else None,
     }
+    for field in ("indexer", "compressed.indexer"):
+        index = _indexer(field, kind)
+        found[f"{field}.source"] = index.source if index is not None else None
+        found[f"{field}.candidate_source"] = index.candidate_source if index is not None else None
     return ((field, source) for field, source in found.items() if source is not None)
 
 
@@ -82,9 +88,12 @@ def _has(field: str, kind: Layers | None, other: Layers) -> bool:
     if field == "compressed.source":
         mine, theirs = kind.compressed if kind is not None else None, other.compressed
         return mine is not None and theirs is not None and theirs.source is None and theirs.rate == mine.rate
-    index = _indexer(other)
+    index = _indexer(field.rpartition(".")[0], other)
     return index is not None and index.source is None
 
 
-def _indexer(kind: Layers) -> Picking | None:
+def _indexer(field: str, kind: Layers) -> Picking | None:
+    """A kind's indexer of tokens ("indexer"), or that of its entries."""
+    if field == "indexer":
+        return kind.indexer
     return kind.compressed.indexer if kind.compressed is not None else None

@@ -257,18 +257,19 @@ class Mla(Spec):
 
 
 class Indexer(Spec):
-    """Which of a layer's entries a query reads: those of the best scores, sum over `heads` of w relu(q . k) (DeepSeek V3.2, V4).
+    """Which of a layer's tokens (DeepSeek V3.2, GLM-5) or entries (V4) a query reads: those of the best scores, the sum over
+    `heads` of w relu(q . k).
 
-    `source` is a layer, counted from 0, whose picks these layers take (V4.1). Behind `candidate_source`, only entries of the
-    `candidate_blocks` best blocks of `candidate_block` entries are scored, which that layer chose.
+    `source` is a layer, counted from 0, whose picks these layers take (GLM-5.2, V4.1). Behind `candidate_source`, only entries
+    of the `candidate_blocks` best blocks of `candidate_block` entries are scored, which that layer chose.
     """
 
     heads: Annotated[int, Field(ge=1, le=65536)]
     """Heads of the indexer's q."""
     dim: Annotated[int, Field(ge=1, le=1024)]
-    """Elements of a head of the indexer's q, and of its one key an entry."""
+    """Elements of a head of the indexer's q, and of its one key a token or entry."""
     topk: Positions
-    """Entries that a query reads at most."""
+    """Tokens or entries that a query reads at most."""
     source: Annotated[int, Field(ge=0, le=1023)] | None = None
     """Layer whose picks these layers take. None: they have an indexer of their own."""
     candidate_source: Annotated[int, Field(ge=0, le=1023)] | None = None
@@ -345,6 +346,8 @@ class Kind(Spec):
     """Layer whose keys and values these layers read. None: their own."""
     compressed: Compressed | None = None
     """Entries of several tokens that queries read beside the window's rows. None: there are none."""
+    indexer: Indexer | None = None
+    """Which tokens a query reads (DeepSeek V3.2, GLM-5). None: every one that it sees."""
 
     @model_validator(mode="after")
     def _stateless(self) -> Kind:
@@ -370,9 +373,10 @@ class Model(Spec):
     - `logit_softcap`: scores become cap * tanh(score / cap) before masking.
     - `query_pre_attn_scalar`: scores are scaled by its -1/2 power, instead of the head dim's (Gemma).
     - `mla`: latent ranks.
+    - `indexer`: which tokens a query reads, of a model whose layers each have an indexer (DeepSeek V3.2).
     - `kinds`, with `pattern` as the repeating unit of their names: layers that differ in more than a window and a RoPE base
       (heads, head dim, RoPE or none, chunks, whose cache they read, or no cache at all). They say then what `rope`,
-      `window`, `sinks`, `qk_norm`, `logit_softcap` and `scale` say of a model whose layers are alike.
+      `window`, `sinks`, `qk_norm`, `logit_softcap`, `scale` and `indexer` say of a model whose layers are alike.
     """
 
     architecture: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}$")] | None = None
@@ -401,6 +405,8 @@ class Model(Spec):
     """Ranks of multi-head latent attention. None: the model has none."""
     scale: Factor | None = None
     """Factor of q . k. None: `query_pre_attn_scalar`, the head dim or `mla` say it."""
+    indexer: Indexer | None = None
+    """Which tokens a query reads, on every layer by an indexer of its own. None: all that it sees, or as `kinds` say."""
     kinds: Annotated[tuple[Kind, ...], Field(strict=False, max_length=64)] = ()
     """Kinds of layers. (): layers differ at most as `window_pattern` and `rope.local_theta` say."""
     pattern: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
@@ -422,6 +428,12 @@ class Model(Spec):
             raise ValueError(
                 f"rope.dim: got {self.rope.dim} with mla.qk_rope_head_dim {self.mla.qk_rope_head_dim}; a latent row's "
                 "rotated part is exactly that long; give the same number, or None"
+            )
+        picker = self.indexer.source if self.indexer is not None else None
+        if picker is not None:
+            raise ValueError(
+                f"indexer.source: got {picker} in a model whose layers are alike; each then has an indexer of its own; leave it "
+                "out, or give kinds of layers"
             )
         if self.mla is not None and self.rope is not None and self.rope.part == "first":
             raise ValueError(
@@ -457,6 +469,7 @@ class Model(Spec):
             "logit_softcap",
             "query_pre_attn_scalar",
             "scale",
+            "indexer",
         )
         both = next((name for name in said if self.kinds and getattr(self, name)), None)
         if both is not None:

@@ -24,6 +24,8 @@ LISTED: Final = (
     "ids",
     "indices",
     "topk_lengths",
+    "page_lists",
+    "page_counts",
     "positions",
     "starts",
     "row_begins",

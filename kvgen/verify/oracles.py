@@ -231,11 +231,14 @@ def _decode(j: Judged) -> int:
     op = j.case.call.op
     assert isinstance(op, Decode)
     given = terms(j.case.scene.kernels, op, {**j.arrays, **j.case.numbers})
-    q = j.arrays["q"]
-    wanted = reference.decode(
-        j.view, j.wanted.rows(j.case.scene), q, row_offsets=j.arrays.get("row_offsets"), **given.oracle()
-    )
-    return _attended(j, wanted, given)
+    q, rows = j.arrays["q"], j.wanted.rows(j.case.scene)
+    how: dict[str, Any] = {"row_offsets": j.arrays.get("row_offsets"), **given.oracle()}
+    if op.pages == "all":
+        return _attended(j, reference.decode(j.view, rows, q, **how), given)
+    how |= {"page_lists": j.arrays["page_lists"], "page_counts": j.arrays.get("page_counts")}
+    heads = np.arange(q.shape[1]) // j.case.scene.kernels.group
+    wanted = reference.decode_per_head(j.view, rows, q, **how)
+    return max(_attended(j, its, given, heads == head) for head, its in enumerate(wanted))
 
 
 def _extend(j: Judged) -> int:
@@ -369,10 +372,13 @@ def _indexer_scores(j: Judged) -> int:
     return wanted.errors
 
 
-def _attended(j: Judged, wanted: Decoded, given: Terms) -> int:
-    """out and lse, row by row: NaN where the oracle has NaN, exactly 0 and the empty log-sum-exp where a row sees nothing, else
-    within the bounds of kvgen.verify.closeness."""
+def _attended(j: Judged, wanted: Decoded, given: Terms, heads: NDArray[np.bool_] | None = None) -> int:
+    """out and lse of these query heads (None: all), row by row: NaN where the oracle has NaN, exactly 0 and the empty log-sum-exp
+    where a row sees nothing, else within the bounds of kvgen.verify.closeness."""
     out, lse = j.got.arrays["out"].astype(np.float64), j.got.arrays.get("lse")
+    if heads is not None:
+        out = np.where(heads[:, None], out, wanted.out)
+        lse = None if lse is None else np.where(heads, lse, wanted.lse)
     empty_lse = float(given.lse_empty)
     for row, seen in enumerate(wanted.seen):
         if seen is None:

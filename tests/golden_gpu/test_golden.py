@@ -138,7 +138,7 @@ CALLED_IN = {
     "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)
-        for name in ("key_lists", "page_lists", "pool_tokens", "merge_states", "seal_group", "states")
+        for name in ("key_lists", "listed_pages", "page_lists", "pool_tokens", "merge_states", "seal_group", "states")
     },
     "simt_tokens": (f"{KERNELS}/simt_tokens.cu",),
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),

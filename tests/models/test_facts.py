@@ -59,8 +59,12 @@ def _facts(kind: LayerFacts) -> Iterator[str]:
     for field in ("window", "chunk", "softcap"):
         if getattr(kind, field) is not None:
             yield f"{field} {getattr(kind, field):g}"
-    if kind.index_topk is not None:
-        yield f"top-k {kind.index_topk}"
+    if kind.indexer is not None:
+        yield f"top-k {kind.indexer.topk} of {kind.indexer.heads} heads of {kind.indexer.dim}" + _of(
+            kind.indexer.source
+        )
+    if kind.index_rope is not None and kind.index_norm is not None:
+        yield f"indexer's {_rope(kind.index_rope)}, {kind.index_rope.part}; layer norm, eps {kind.index_norm.eps:g}"
     if kind.sinks:
         yield "sinks"
     if kind.compressed is not None:

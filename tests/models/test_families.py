@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvgen.models.missing import MISSING
 from kvgen.models.wrappers import TEXT_OF_TYPE
 from kvgen.reference.rope import frequencies as reference_frequencies
 from kvgen.spec.loader import load_file
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.spec.model import Indexer, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 from .checkpoints import changed, config, without
 
@@ -547,13 +548,13 @@ ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v
 def test_sparse_latent_models_of_2026() -> None:
     """A.X-K2 turns pairs (2i, 2i + 1) and gates outside of the kernels; HY-V4 turns halves, and its layers have sinks."""
     axk2 = models.facts({**BASE, **ROWS, "model_type": "axk2", "q_lora_rank": 384}).cached
-    assert len(axk2) == 1 and (axk2[0].index_topk, axk2[0].sinks) == (2048, False)
+    assert len(axk2) == 1 and axk2[0].indexer == Indexer(heads=16, dim=128, topk=2048) and not axk2[0].sinks
     assert axk2[0].rope is not None and axk2[0].rope.style == "interleaved"
     hy = models.facts({**BASE, **ROWS, "model_type": "hy_v4", "index_topk": 1024}).cached
-    assert len(hy) == 1 and (hy[0].index_topk, hy[0].sinks) == (1024, True)
+    assert hy[0].indexer == Indexer(heads=16, dim=128, topk=1024) and all(kind.sinks for kind in hy)
     assert hy[0].rope is not None and hy[0].rope.style == "neox"
-    with pytest.raises(ConfigError, match=r"HYV4ForCausalLM asks for latent rows with windows or sinks"):
-        models.spec_text({**BASE, **ROWS, "model_type": "hy_v4"}, source="x")
+    text = models.spec_text({**BASE, **ROWS, "model_type": "hy_v4"}, source="x")
+    assert re.search(r'ops\.MlaDecode\(scale=[\d.]+, sparse=True, sinks="lse"\)', text)
 
 
 def test_the_table_names_each_type_once() -> None:

@@ -154,7 +154,7 @@ def _refuse(kind: LayerFacts) -> None:
             f"config: its {kind.kind} layers keep a state instead of keys and values, which KvgenCache does not hold; use "
             "another cache and attn_implementation"
         )
-    what = "ALiBi" if kind.alibi else "an indexer's tokens" if kind.index_topk is not None else ""
+    what = "ALiBi" if kind.alibi else "an indexer's tokens" if kind.indexer is not None else ""
     if what:
         raise ConfigError(
             f"config: its {kind.kind} layers attend with {what}, which transformers does not hand to attention functions; use "

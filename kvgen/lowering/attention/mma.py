@@ -134,8 +134,8 @@ class TensorContext:
     usual_scale: bool
 
 
-def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
-    """Why the set's decode cannot go through tensor cores; empty where it can."""
+def hindrance(kernels: KernelSet, rows: int, asks: bool = False, lists: bool = False) -> str:
+    """Why the set's decode cannot go through tensor cores; empty where it can. `lists`: each kv head has pages of its own."""
     cache = kernels.kv
     if cache.dtype == "f32":
         return "f32 values would lose bits as operands of tensor cores"
@@ -148,7 +148,20 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False) -> str:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
         return f"sums of {cache.v_dim} dims do not fit a lane's registers"
-    return "" if shape(kernels, rows, asks) else f"rows of {cache.head_dim} dims do not fit shared memory"
+    found = shape(kernels, rows, asks, lists)
+    if found is None:
+        return f"rows of {cache.head_dim} dims do not fit shared memory"
+    return _list_hindrance(cache, found.tokens) if lists else ""
+
+
+def _list_hindrance(cache: Cache, tokens: int) -> str:
+    """Why tiles of `tokens` tokens cannot come from lists of pages; empty where they can."""
+    if cache.page_tokens is None or cache.page_tokens % tokens:
+        return f"listed pages of {cache.page_tokens} tokens are no whole tiles of {tokens}"
+    parts = zip(("key", "value"), (parts[0] for parts in cache.storage.roles.values()), strict=True)
+    if not all(_scales_aligned(part, role, 1) for role, part in parts):
+        return "scales of listed pages that no copy can begin at"
+    return ""
 
 
 def waiting_hindrance(cache: Cache, role: str) -> str:
@@ -393,10 +406,10 @@ class Shape:
         return -(-(max(rings, self.merged_bytes) + self.held_bytes) // 16) * 16
 
 
-def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
+def shape(kernels: KernelSet, rows: int, asks: bool = False, lists: bool = False) -> Shape | None:
     """The block of a set's decode: the longest tiles that leave two blocks to a multiprocessor, rings of three tiles each.
 
-    None where rows are so long that no ring of two has room.
+    None where rows are so long that no ring of two has room. A block has one kv head where each `lists` its pages.
     """
     k, v = (parts[0] for parts in kernels.kv.storage.roles.values())
     dims = max(-(-v.size // 16), 1)
@@ -408,7 +421,7 @@ def shape(kernels: KernelSet, rows: int, asks: bool = False) -> Shape | None:
     n_tiles = -(-total // (team_warps * tiles))
     steps = -(-row_bytes(k) // 32) * (16 // k.region.dtype.bits)
     plain = k.quant is None and v.quant is None
-    together = heads_together(kernels.kv) if team_warps * tiles == 1 else 1
+    together = heads_together(kernels.kv) if team_warps * tiles == 1 and not lists else 1
     columns = rows * kernels.group
 
     def of(tokens: int, heads: int, teams: int) -> tuple[int, int, int]:

@@ -70,6 +70,7 @@ class Attended:
     access. `factored`: sums are still to be multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the
     sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another
     `plan_digest` is refused (0: nothing is planned). `q_scaled`, `out_scaled`: q, out are codes, whose scale the call may bring.
+    `lists`: of a request's pages the call lists those that count, for each kv head.
     """
 
     entry: str
@@ -94,6 +95,7 @@ class Attended:
     heads: int = 1
     q_scaled: bool = False
     out_scaled: bool = False
+    lists: bool = False
 
     @property
     def column_blocks(self) -> int:
