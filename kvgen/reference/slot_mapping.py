@@ -47,12 +47,12 @@ def slot_mapping(
         position = after - count + t
         rate = table.cache.entry_tokens
         if interleave is not None:
-            mine = [i for i in range(position + 1) if i // interleave.size % interleave.ranks == rank]
+            mine = tokens_of_rank(position + 1, interleave, rank)
             assert local_lengths is not None
-            local_lengths[row] = len(mine)
-            if not mine or mine[-1] != position:
+            local_lengths[row] = mine
+            if position // interleave.size % interleave.ranks != rank:
                 continue
-            place = slot_of(table, whose.b, len(mine) - 1, slots.dtype)
+            place = slot_of(table, whose.b, mine - 1, slots.dtype)
             if isinstance(place, Fault):
                 faults.add(place, whose.b, position)
             else:
@@ -66,3 +66,10 @@ def slot_mapping(
         else:
             slots[row] = place
     return faults.word
+
+
+def tokens_of_rank(n: int, interleave: Interleave, rank: int) -> int:
+    """How many of a request's first `n` tokens lie on `rank`: those i with i // size % ranks == rank."""
+    size = interleave.size
+    rounds, rest = divmod(n, size * interleave.ranks)
+    return rounds * size + min(max(rest - rank * size, 0), size)

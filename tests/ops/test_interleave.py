@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import ml_dtypes
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from kvgen import CSR, Interleave, KernelSet, Mapped, Paged, Ring, ops
 from kvgen.errors import SpecError
 from kvgen.reference import slot_mapping
+from kvgen.reference.slot_mapping import tokens_of_rank
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from tests.support.batches import batches
+from tests.support.batches import PLAIN, batches
 from tests.support.harness import offsets_of, package
 from tests.support.step_lengths import go, hold, scene_of, vector
 
@@ -46,6 +48,30 @@ def test_slots_of_a_rank(data: Any) -> None:
     hold(slots, wanted[0])
     hold(lengths, wanted[1])
     assert not batch.errors or found == word, f"{describe(found)}, not {describe(word)}"
+
+
+def test_tokens_of_a_rank() -> None:
+    """Their number is that of a count one by one, also where a length is as long as lengths can be."""
+    for ranks, size in ((2, 1), (3, 2), (4, 5)):
+        dealt = Interleave(ranks=ranks, size=size)
+        for rank in range(ranks):
+            for n in range(3 * ranks * size):
+                assert tokens_of_rank(n, dealt, rank) == sum(i // size % ranks == rank for i in range(n))
+        assert sum(tokens_of_rank(2**32 - 2, dealt, rank) for rank in range(ranks)) == 2**32 - 2
+
+
+def test_a_length_past_the_table() -> None:
+    """Its rows have no slots but those of other ranks' tokens; it is reported, and the other requests have theirs."""
+    scene = scene_of(SET, replace(PLAIN, totals=(9, 8), new=(2, 3), errors=True))
+    offsets, most = offsets_of((2, 3), "i32"), 2**31 - 1
+    scene.tables["lengths"][0] = most
+    slots, lengths = np.zeros(5, np.int64), np.zeros(5, np.int32)
+    wanted = slots.copy(), lengths.copy()
+    word = slot_mapping(scene.view, offsets, wanted[0], interleave=DEALT, rank=0, local_lengths=wanted[1])
+    found = go(scene, "slot_mapping", row_offsets=offsets, slots=slots, local_lengths=lengths, rank=0)
+    np.testing.assert_array_equal(slots, wanted[0])
+    np.testing.assert_array_equal(lengths, wanted[1])
+    assert found == word and (slots[2:] >= 0).any()
 
 
 def test_ranks_together_see_what_one_gpu_sees() -> None:
