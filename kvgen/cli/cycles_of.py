@@ -37,7 +37,8 @@ def kernel_of(image: Image, plan: KernelPlan, source: str) -> Kernel:
         shared=image.resources.static_shared + plan.shared_on(image.arch),
         source=source,
         log=image.log,
-        warpgroups=2 if "wgmma" in plan.template else 0,
+        warpgroups=2 if "wgmma" in plan.template or "widened" in plan.template else 0,
+        widens="widened" in plan.template,
         prompts="extend" in plan.template,
     )
 

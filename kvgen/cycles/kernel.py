@@ -12,7 +12,7 @@ from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, floating_operat
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
-from kvgen.cycles.roles import in_turns, producer_of, taking_turns
+from kvgen.cycles.roles import in_turns, producer_of, taking_turns, widening
 from kvgen.cycles.words import Word
 
 # Of a multiprocessor: shared memory for blocks in KB, of which each block is charged one more; threads; 65,536 registers.
@@ -49,6 +49,7 @@ class Kernel:
     prompts: bool = (
         False  # whether blocks have columns of many rows: products are the limit, and warpgroups share all tiles
     )
+    widens: bool = False  # whether other warps widen rows for the warpgroups
 
     @cached_property
     def blocks(self) -> int:
@@ -76,6 +77,8 @@ class Kernel:
         an innermost one with loads, or one whose roles nobody told."""
         if self.loop is None:
             return (), {}
+        if self.widens:
+            return widening(blocks(self.listing))
         bases = {x.base for x in self.loop.text}
         if not bases & {*PRODUCTS, "LDG"} or (self.loop.holds_loops and not bases & set(PRODUCTS)):
             return (), {}

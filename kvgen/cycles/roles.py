@@ -315,3 +315,73 @@ def _fills(loop: Loop, once: Set[int]) -> bool:
     text = [w for n in loop.members - once for w in loop.graph[n].code]
     waits = any(w.opcode.startswith("SYNCS.PHASECHK") for w in text)
     return waits and any(w.base in (*_BULK, "LDGSTS") for w in text) and not any(w.base.endswith("MMA") for w in text)
+
+
+def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
+    """Two warpgroups that multiply, at even and at odd tiles of which each adds all, and warps that widen a tile's two halves
+    (mla_decode_widened). A trip of the first two is two tiles.
+
+    Its mbarriers are full[2][2], empty[2][2], ready[2], by stage and half, and by whose weights they are.
+    """
+    meeting = [x for x in loops(graph) if any(_asks(w) for w in x.text)]
+    adding = _innermost([x for x in meeting if any(w.base in _PRODUCTS for w in x.text)])
+    filling = _innermost([x for x in meeting if _stores(x) and not any(w.base in _PRODUCTS for w in x.text)])
+    inits = [int(at, 0) for b in graph for w in b.code if w.opcode.startswith("SYNCS.EXCH") and (at := offset(w))]
+    if len(adding) != 2 or len(filling) != 1 or not inits:
+        raise ReplayError(
+            f"replay: {len(adding)} loops with products and {len(filling)} that fill shared memory; two warpgroups that multiply "
+            "and warps that widen have two and one"
+        )
+    trips = [loop.usual for loop in (*adding, *filling)]
+    if _asks_before_it_tells(trips[0], min(inits)):
+        trips[:2] = trips[1], trips[0]
+    roles = []
+    for n, trip in enumerate(trips):
+        place = "producer" if n == 2 else f"warpgroup {n}"
+        names = _of_halves(trip, n, min(inits))
+        adds = {"first": {h: n for h in _FULL}, "step": dict.fromkeys(_FULL, 2)} if n < 2 else {"trips": 16}
+        roles.append(Role(place, trip, 2 * _WARPS if n == 2 else _WARPS, mbarriers=names, **adds))
+    rings = dict.fromkeys(_FULL, Mbarrier(2 * _WARPS)) | dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
+    return tuple(roles), rings | {f"weights of {n}": Mbarrier(_WARPS) for n in (0, 1)}
+
+
+_PRODUCTS: Final = ("HGMMA",)
+_FULL: Final = ("left_full", "right_full")
+_EMPTY: Final = ("left_empty", "right_empty")
+
+
+def _innermost(found: Sequence[Loop]) -> list[Loop]:
+    return [x for x in found if not any(y.members < x.members for y in found)]
+
+
+def _stores(loop: Loop) -> bool:
+    return any(word.base == "STS" for word in loop.text)
+
+
+def _asks(word: Word) -> bool:
+    return word.opcode.startswith("SYNCS.PHASECHK")
+
+
+def _asks_before_it_tells(trip: Sequence[Word], first: int) -> bool:
+    """Whether a warpgroup asks for the other one's weights before it has made its own: the one of odd tiles."""
+    ready = [w for w in trip if w.base == "SYNCS" and offset(w) and (int(offset(w), 0) - first) // 8 in (8, 9)]
+    return bool(ready) and _asks(ready[0])
+
+
+def _of_halves(trip: Sequence[Word], role: int, first: int) -> dict[int, str]:
+    """Which mbarrier each word means; of one that is asked twice in a row, what is asked again."""
+    names: dict[int, str] = {}
+    before: Word | None = None
+    for word in (w for w in trip if w.base == "SYNCS"):
+        place = (int(offset(word), 0) - first) // 8 if offset(word) else -1
+        name = ""
+        if 0 <= place < 4:
+            name = _FULL[place % 2]
+        elif 4 <= place < 8:
+            name = _EMPTY[place % 2 if role == 2 else role]
+        elif place in (8, 9):
+            name = f"weights of {1 - role if _asks(word) else role}"
+        again = before is not None and _asks(word) and _asks(before) and names[before.address] == name
+        names[word.address] = "" if again else name
+        before = word
+    return names

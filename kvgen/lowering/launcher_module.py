@@ -84,6 +84,7 @@ class OpContext:
     plan_params: tuple[str, ...]
     plan_arguments: tuple[ArgumentContext, ...]
     plan_threads: int
+    plan_reads_tables: bool
     steps: tuple[StepContext, ...]
     split_plan: str
     decode_rows: int
@@ -320,6 +321,7 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         if planner
         else (),
         plan_threads=planner.threads if planner else 0,
+        plan_reads_tables=planner.reads_tables if planner else True,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
         split_plan=_split_plan_text(split_plan) if split_plan else "",
         decode_rows=op.decode_rows(kernels),

@@ -13,17 +13,23 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention.masks_scores import AttentionContext, attention_context
 from kvgen.lowering.attention.mla import THREADS, LatentRow, Shape, latent_row, shape_of
 from kvgen.lowering.attention.mla_lists import TEMPLATE as LISTS
+from kvgen.lowering.attention.mla_lists import TOKENS as LISTS_TOKENS
 from kvgen.lowering.attention.mla_lists import (
     ListsShape,
     MlaListsContext,
     check_row,
     list_contexts,
+    list_lengths,
     list_params,
     list_sizes,
     lists_shape,
 )
 from kvgen.lowering.attention.mla_pairs import TEMPLATE as PAIRS
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext, hindrance, pairs_shape
+from kvgen.lowering.attention.mla_widened import COLS as WIDENED_COLS
+from kvgen.lowering.attention.mla_widened import TOKENS as WIDENED_TOKENS
+from kvgen.lowering.attention.mla_widened import hindrance as widened_hindrance
+from kvgen.lowering.attention.mla_widened import with_widening
 from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
@@ -141,10 +147,10 @@ class MlaDecode(Op):
             raise ValueError(
                 f"rows: got {self.rows} with sparse=True, where every row of q has a list of its own; leave rows out"
             )
-        if self.sparse and self.split != "none":
+        if self.sparse and self.split == "invariant":
             raise ValueError(
-                f"split: got {self.split!r} with sparse=True; lists are as long as each other, and a row is one block's; leave "
-                "split out"
+                "split: got 'invariant' with sparse=True; where a row is one block's, its bits follow from its lists alone; use "
+                "split='none', or 'balanced'"
             )
         self._check_sources()
         if self.chunk % 64:
@@ -191,13 +197,16 @@ class MlaDecode(Op):
                 "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "
                 "(own_table); use own_table=False"
             )
-        if not self._listed(kernels):
-            self._shape(kernels, cache)
+        if self._listed(kernels):
+            check_row(cache, "ops: mla_decode")
+            for keys in self.sources:
+                self._check_keys(keys, cache)
+        if not self.widened(kernels) and not others(kernels):
             return
-        check_row(cache, "ops: mla_decode")
-        for keys in self.sources:
-            self._check_keys(keys, cache)
-        self._lists_shape(kernels)
+        if self._listed(kernels):
+            self._lists_shape(kernels)
+        else:
+            self._shape(kernels, cache)
 
     def _check_keys(self, keys: Keys, cache: Cache) -> None:
         """Rows of another cache are as long as the set's, of which V is the same part, and q's type is theirs."""
@@ -245,9 +254,28 @@ class MlaDecode(Op):
             return True
         return False
 
+    def widened(self, kernels: KernelSet) -> str:
+        """Why rows are not widened by warps of their own, for products of warpgroups on sm_90a; empty where they are."""
+        caches, rest = (kernels.kv, *(keys.cache for keys in self.sources)), others(kernels)
+        if not self.sparse:
+            return "a request's table names its rows"
+        if why := widened_hindrance(kernels.arch, caches, kernels.q_heads):
+            return why
+        if rest:
+            listed = self._listed(kernels)
+            cols = (
+                self._lists_shape(kernels).cols
+                if listed
+                else shape_of(latent_row(kernels.kv), kernels.kv, kernels.q_heads, rest).cols
+            )
+            if -(-kernels.q_heads // cols) != -(-kernels.q_heads // WIDENED_COLS):
+                return f"{', '.join(rest)}: blocks have {cols} columns, a product has {WIDENED_COLS}, and one grid serves all"
+        return ""
+
     def _lists_shape(self, kernels: KernelSet) -> ListsShape:
-        cache = kernels.kv
-        return lists_shape(cache.head_dim, cache.latent_part, kernels.q_heads, 1 + len(self.sources), kernels.arch)
+        """Of the architectures that have no kernel of their own."""
+        cache, archs = kernels.kv, others(kernels) or kernels.arch
+        return lists_shape(cache.head_dim, cache.latent_part, kernels.q_heads, 1 + len(self.sources), archs)
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """What products are multiplied by."""
@@ -261,6 +289,69 @@ class MlaDecode(Op):
         return (self.name, *planner, wgmma_file(self.name))
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        if self.widened(kernels):
+            return self._plan_without(kernels)
+        base = self._plan_without(kernels)[0] if others(kernels) else None
+        kernel = self._widened_plan(kernels, base)
+        if self.split == "none":
+            return (kernel,)
+        return kernel, self._lists_planner(kernels)
+
+    def _lists_planner(self, kernels: KernelSet) -> KernelPlan:
+        """The planner of rows that have lists."""
+        cache, (names, _, _) = kernels.kv, self._lists()
+        index = dtype(self.index_dtype or cache.lengths_dtype)
+        attend = attention_context(Mask(), None, kernels, index)
+        rest, warpgroups = others(kernels), not self.widened(kernels)
+        tile = WIDENED_TOKENS if warpgroups and not rest else LISTS_TOKENS
+        return planner(
+            kernels,
+            self.name,
+            attend=attend,
+            rows=1,
+            tile=tile,
+            warpgroup_tile=WIDENED_TOKENS if warpgroups and rest else 0,
+            chunk_tokens=0,
+            columns=self._column_tiles(kernels),
+            index=index.name,
+            digest=self._lists_digest(kernels),
+            lengths=list_lengths(names),
+        )
+
+    def _lists_digest(self, kernels: KernelSet) -> int:
+        """Of plans for rows that have lists; 0 where nothing is planned."""
+        index = dtype(self.index_dtype or kernels.kv.lengths_dtype)
+        attend = attention_context(Mask(), None, kernels, index)
+        return plan_digest(kernels, self.name, self.split_plan(kernels), attend, 1, LISTS_TOKENS)
+
+    def _column_tiles(self, kernels: KernelSet) -> int:
+        """Blocks that share a row, of kernels over lists."""
+        cols = self._lists_shape(kernels).cols if self.widened(kernels) else WIDENED_COLS
+        return -(-kernels.q_heads // cols)
+
+    def _widened_plan(self, kernels: KernelSet, base: KernelPlan | None) -> KernelPlan:
+        """The kernel of sm_90a whose rows are widened, beside that of other architectures where there are any."""
+        cache = kernels.kv
+        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
+        params = self._params(kernels, cache, out, index)
+        tiles = -(-kernels.q_heads // WIDENED_COLS)
+        names, spaces, _ = self._lists()
+        return with_widening(
+            kernels,
+            self.name,
+            base,
+            self._attended(
+                kernels, params, attention_context(Mask(), None, kernels, index), tiles, self._lists_digest(kernels)
+            ),
+            lists=list_contexts(self.name, names, spaces),
+            caches=(cache, *(keys.cache for keys in self.sources)),
+            params=params,
+            slack=SLACK,
+            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
+        )
+
+    def _plan_without(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        """The kernels of all architectures, or of those without one whose rows are widened."""
         if self._listed(kernels):
             return (self._lists_plan(kernels),)
         cache = kernels.kv
@@ -405,6 +496,10 @@ class MlaDecode(Op):
         if self.split == "none":
             return None
         cache = kernels.kv
+        if self.sparse:
+            cols, tiles = WIDENED_COLS, self._column_tiles(kernels)
+            partial = tiles * partial_bytes(cols, cache.latent_part)
+            return SplitPlan(columns=tiles, blocks_per_sm=1, partial_bytes=partial, chunk_tokens=0)
         shape = self._shape(kernels, cache)
         tiles = -(-self.rows * kernels.q_heads // shape.cols)
         return SplitPlan(
@@ -432,7 +527,8 @@ class MlaDecode(Op):
         listed: tuple[Param, ...] = (WORKSPACE,) if planned else (row_offsets(index.name),)
         sizes = SIZES if planned else ()
         if self.sparse:
-            listed, sizes = list_params(*self._lists()), list_sizes(self._lists()[0])
+            listed = (*((WORKSPACE,) if planned else ()), *list_params(*self._lists(), planned=planned))
+            sizes = (*sizes, *list_sizes(self._lists()[0]))
         return (
             Array(
                 "q",

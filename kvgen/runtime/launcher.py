@@ -8,7 +8,9 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
+from kvgen.plan.params import Array
 from kvgen.plan.split_plan import SplitPlan
+from kvgen.runtime.arrays import view
 from kvgen.runtime.bound import AtOnce, Bound, Replaceable
 from kvgen.runtime.call_check import Checked, check_call, layer_of
 from kvgen.runtime.kernel import Kernel
@@ -146,4 +148,15 @@ class PlannedLauncher(Launcher):
             cache = cache[0]
         cache = layer_of(self.PLAN, cache)
         workspace = usable(arguments[0], self.KERNEL)
+        if rows is None:
+            rows = _planned_rows(self.PLAN, arguments)
         return self.prepare(cache, arguments, stream, self.PLAN, plannable(workspace, rows, cache))
+
+
+def _planned_rows(planner: Kernel, arguments: Sequence[object]) -> int | None:
+    """How many rows the planner's arrays are for; None where none of them says."""
+    for spec, argument in zip(planner.arguments, arguments, strict=True):
+        if isinstance(spec, Array) and spec.shape == ("planned_rows",) and argument is not None:
+            shape = view(argument, spec.name).shape
+            return shape[0] if len(shape) == 1 else None
+    return None

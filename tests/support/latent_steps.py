@@ -173,7 +173,7 @@ def layer_of(kernels: KernelSet, name: str, other: Scene) -> Any:
     return made(**other.arrays())[other.layer]
 
 
-def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
+def planned_for(scene: Scene, rows: int, **arguments: Any) -> Any:
     """A workspace of garbage, planned for the scene's step; few multiprocessors, so that requests are cut often."""
     generated = package(scene.kernels)
     cache = generated.Cache(**scene.arguments())
@@ -181,7 +181,7 @@ def planned_for(scene: Scene, rows: int, offsets: Raw | None) -> Any:
     workspace = generated.mla_decode.workspace(max_rows=rows + 1, max_tokens=longest, multiprocessors=5)
     workspace.view.owner[...] = 0xEE
     with on_machine(scene.batch):
-        generated.mla_decode.plan(cache[scene.layer], workspace, rows=rows, row_offsets=offsets)
+        generated.mla_decode.plan(cache[scene.layer], workspace, rows=rows, **arguments)
     return workspace
 
 
@@ -210,8 +210,10 @@ def call(
     before = {name: s.snapshot() for name, s in scenes.items()}
     arguments |= {f"{name}_cache": layer_of(kernels, name, other) for name, other in (others or {}).items()}
     if op.split != "none":
-        offsets = arguments.pop("row_offsets", None)
-        arguments["workspace"] = planned_for(scene, len(q), offsets)
+        planned = {n: a for n, a in arguments.items() if n.endswith("topk_lengths")}
+        if not op.sparse:
+            planned["row_offsets"] = arguments.pop("row_offsets", None)
+        arguments["workspace"] = planned_for(scene, len(q), **planned)
     run = Run(scene, op.name, launcher(scene, op.name), q=q, out=out, lse=sums if lse else None, **arguments)
     hold(wanted, given, q, out, sums if lse else None)
     for array, memory in ((out, around), (sums, sums_around)):

@@ -32,6 +32,7 @@ class ListContext:
     indices: str
     lengths: str
     width: str
+    record: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,11 @@ def _shape(head_dim: int, v_size: int, cols: int, lists: int) -> ListsShape:
     return ListsShape(cols, TOKENS, pitch, warps_m, warps_n, warps_k, held, apart, shared)
 
 
-def list_params(names: Sequence[str], spaces: Sequence[str], classes: Sequence[str]) -> tuple[Param, ...]:
-    """What a call brings of each list: of the set's own cache, then of the others, each with its cache before it."""
+def list_params(
+    names: Sequence[str], spaces: Sequence[str], classes: Sequence[str], *, planned: bool = False
+) -> tuple[Param, ...]:
+    """What a call brings of each list: of the set's own cache, then of the others, each with its cache before it. Plans are
+    made of lengths, which are then no option."""
     found: list[Param] = []
     for name, space, cache in zip(names, spaces, classes, strict=True):
         prefix = f"{name}_" if name else ""
@@ -146,8 +150,23 @@ def list_params(names: Sequence[str], spaces: Sequence[str], classes: Sequence[s
         doc = "physical rows of each row of q" + place + ", page id * page_size + offset; -1 is skipped"
         found.append(Array(f"{prefix}indices", "i32", ("T", f"{prefix}K"), strided=True, untrusted=True, doc=doc))
         doc = f"entries of each list{' in `' + prefix + 'indices`' if name else ''} that count"
-        found.append(Array(f"{prefix}topk_lengths", "i32", ("T",), optional=True, untrusted=True, doc=doc))
+        found.append(Array(f"{prefix}topk_lengths", "i32", ("T",), optional=not planned, untrusted=True, doc=doc))
     return tuple(found)
+
+
+def list_lengths(names: Sequence[str]) -> tuple[Param, ...]:
+    """The lengths of lists as a planner takes them."""
+    prefixes = [f"{name}_" if name else "" for name in names]
+    return tuple(
+        Array(
+            f"{prefix}topk_lengths",
+            "i32",
+            ("planned_rows",),
+            untrusted=True,
+            doc=f"entries of each list{' in `' + prefix + 'indices`' if prefix else ''} that count",
+        )
+        for prefix in prefixes
+    )
 
 
 def list_sizes(names: Sequence[str]) -> tuple[Size, ...]:

@@ -43,7 +43,7 @@ class PlanContext:
 
     `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not depend
     on the batch, 0 where chunks are as long as balance asks. `warpgroup_tile` is the tile where another kernel runs that has
-    products of warpgroups, 0 where none does.
+    products of warpgroups, 0 where none does. `lists` are the lengths of a row's lists, where those are its tokens.
     """
 
     entry: str
@@ -60,6 +60,7 @@ class PlanContext:
     counters: int
     new_in_length: bool
     digest: int
+    lists: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,13 @@ def planner(
     index: str,
     digest: int,
     cross: bool = False,
+    lengths: tuple[Param, ...] = (),
 ) -> KernelPlan:
-    """The planner of operation `name`: one block, once a step."""
+    """The planner of operation `name`: one block, once a step. Where rows have lists, `lengths` are those of the lists."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
     params = (
         WORKSPACE,
-        row_offsets(index),
+        *(lengths or (row_offsets(index),)),
         *padding,
         Size("num_rows", "u32", "planned_rows"),
         *SIZES,
@@ -216,8 +218,16 @@ def planner(
         counters=columns,
         new_in_length=new_in_length(kernels, cross),
         digest=digest,
+        lists=tuple(p.name for p in lengths),
     )
     one = const(1)
     return KernelPlan(
-        f"{name}_plan", context.entry, "ops/decode_plan.cu.j2", context, params, (one, one, one), PLAN_THREADS
+        f"{name}_plan",
+        context.entry,
+        "ops/decode_plan.cu.j2",
+        context,
+        params,
+        (one, one, one),
+        PLAN_THREADS,
+        reads_tables=not lengths,
     )

@@ -105,16 +105,17 @@ __device__ __forceinline__ void scale_and_hide_pair(float (&s)[16], float qk_sca
 }
 
 // Raises a column's maximum to the largest score of its four threads where that passes it by more than kSlack; `shrink` is what sums
-// relative to the old one are to be multiplied by. row_max[column] is what it is now.
-template <typename Tile>
-__device__ __forceinline__ void store_raised_max(float (&row_max)[Tile::kCols], PairSoftmax& sums, float (&shrink)[2], const float (&s)[16]) {
+// relative to the old one are to be multiplied by. row_max[column] is what it is now. Scores are s times `factor`.
+template <typename Tile, uint32_t N>
+__device__ __forceinline__ void store_raised_max(float (&row_max)[Tile::kCols], PairSoftmax& sums, float (&shrink)[2], const float (&s)[N], float factor = 1.0f) {
   float high[2] = {-infinity(), -infinity()};
 #pragma unroll
-  for (uint32_t n = 0; n < 16; ++n) high[n / 2 % 2] = fmaxf(high[n / 2 % 2], s[n]);
+  for (uint32_t n = 0; n < N; ++n) high[n / 2 % 2] = fmaxf(high[n / 2 % 2], s[n]);
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h) {
 #pragma unroll
     for (uint32_t step = 1; step < 4; step *= 2) high[h] = fmaxf(high[h], __shfl_xor_sync(~0u, high[h], step));
+    high[h] *= factor;
     const bool rises = high[h] > sums.row_max[h] + Tile::kSlack;
     const float higher = rises ? high[h] : sums.row_max[h];
     shrink[h] = rises ? rescale(sums.row_max[h], higher) : 1.0f;
@@ -161,6 +162,69 @@ __device__ __forceinline__ void multiply_columns(float (&out)[128], const float 
   if (!__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
   for (uint32_t n = 0; n < 128; ++n) out[n] *= shrink[n / 2 % 2];
+}
+
+// ---- Tiles of 64 tokens, with O of a warpgroup as two products of 128 dims: ptxas takes no larger ones where a block has 512 threads
+
+// The part of S = Q K^T that panels [kFrom, kUntil) have, with Q out of its panels.
+template <typename Tile, uint32_t kFrom, uint32_t kUntil>
+__device__ __forceinline__ void begin_qk_panels(float (&s)[32], uint64_t query, uint64_t keys) {
+  const uint64_t a = fresh_address(query), b = fresh_address(keys);
+#pragma unroll
+  for (uint32_t k = kFrom * 4; k < kUntil * 4; ++k)
+    multiply_keys<typename Tile::Element>(s, tile_at(a, k / 4 * (Tile::kQueryPanelBytes / 16) + k % 4 * 2), tile_at(b, k / 4 * (Tile::kPanelBytes / 16) + k % 4 * 2), k > 0);
+}
+
+// O += P V of a warpgroup's dims of V, with another one's weights out of shared memory, and with its own in registers.
+template <typename Tile>
+__device__ __forceinline__ void begin_pv(float (&out)[2][64], uint64_t weights, uint64_t values) {
+#pragma unroll
+  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k)
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      multiply_values<typename Tile::Element>(out[half], tile_at(weights, k * 2), tile_at(values, k * (16 * 128 / 16) + half * (2 * Tile::kPanelBytes / 16)), true);
+}
+template <typename Tile>
+__device__ __forceinline__ void begin_pv(float (&out)[2][64], const uint32_t (&weights)[4][4], uint64_t values) {
+#pragma unroll
+  for (uint32_t k = 0; k < Tile::kTokens / 16; ++k)
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half)
+      multiply_values<typename Tile::Element>(out[half], weights[k], tile_at(values, k * (16 * 128 / 16) + half * (2 * Tile::kPanelBytes / 16)), true);
+}
+__device__ __forceinline__ void multiply_columns(float (&out)[2][64], const float (&shrink)[2]) { multiply_columns(*(float(*)[128])out, shrink); }
+
+// Products of tokens without a bit in `live` become -inf.
+__device__ __forceinline__ void hide_pair(float (&s)[32], uint64_t live) {
+  if (live == ~0ull) return;
+  const uint64_t mine = live >> 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (uint32_t n = 0; n < 32; ++n) s[n] = mine >> (n / 4 * 8 + n % 2) & 1 ? s[n] : -infinity();
+}
+
+// Weights 2^(s * factor - row_max), added to row_sum in f32; in 16 bits as operands: step of 16 tokens, registers.
+template <typename Tile>
+__device__ __forceinline__ void exponentiate_pair(uint32_t (&weights)[4][4], float (&s)[32], PairSoftmax& sums, float factor) {
+  const float from[2] = {sums.row_max[0] == -infinity() ? 0.0f : sums.row_max[0], sums.row_max[1] == -infinity() ? 0.0f : sums.row_max[1]};
+#pragma unroll
+  for (uint32_t n = 0; n < 32; n += 2) {
+    const uint32_t h = n / 2 % 2;
+#pragma unroll
+    for (uint32_t i = n; i < n + 2; ++i) {
+      s[i] = exp2_approx(s[i] * factor - from[h]);
+      sums.row_sum[h] += s[i];
+    }
+    pack_pair((typename Tile::Element*)&weights[n / 8][n / 4 % 2 * 2 + h], s[n], s[n + 1]);
+  }
+}
+// To `to`, 128 bytes a column.
+template <typename Tile>
+__device__ __forceinline__ void store_weights(uint8_t* to, const uint32_t (&weights)[4][4]) {
+  const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
+#pragma unroll
+  for (uint32_t n = 0; n < 8; ++n)
+#pragma unroll
+    for (uint32_t h = 0; h < 2; ++h) *(uint32_t*)(to + thread_column(h) * 128 + (n ^ g) * 16 + j * 4) = weights[n / 2][n % 2 * 2 + h];
 }
 
 // ---- Results

@@ -4,7 +4,8 @@
 // whichever block finishes last, so a request's bits do not depend on the order of blocks.
 //
 // `Out` names the numbers of a kernel's results: kThreads of a block, kTeams of them with results of their own, kCols columns,
-// kDim dims of a column, kVec dims that a thread handles at once, kColumnBlocks blocks that share a chunk.
+// kDim dims of a column, kVec dims that a thread handles at once, kColumnBlocks blocks that share a chunk; and where a block has
+// threads besides, the kBarrier at which its first kThreads meet.
 #pragma once
 
 #include "columns.cuh"
@@ -20,11 +21,10 @@ __device__ __forceinline__ float load_partial(const float* p) {
 }
 template <uint32_t N>
 __device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) {
-  if constexpr (N == 4) {
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.e[0]), "=f"(x.e[1]), "=f"(x.e[2]), "=f"(x.e[3])
-                 : "l"(p)
-                 : "memory");
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < N; i += 4)
+      asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.e[i]), "=f"(x.e[i + 1]), "=f"(x.e[i + 2]), "=f"(x.e[i + 3]) : "l"(p + i) : "memory");
   } else {
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) x.e[i] = load_partial(p + i);
@@ -34,24 +34,53 @@ __device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) 
 // A counter that nobody has counted on: neither zeros nor small numbers that something else left there.
 constexpr uint32_t kIdle = 0x72746e63;  // "cntr"
 
+// Threads that meet: all of a block, or its first kThreads at a barrier of their own.
+struct AllThreads {
+  __device__ static __forceinline__ void sync() { __syncthreads(); }
+  __device__ static __forceinline__ bool sync_or(bool x) { return __syncthreads_or(x); }
+};
+template <uint32_t kBarrier, uint32_t kThreads>
+struct FirstThreads {
+  __device__ static __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory"); }
+  __device__ static __forceinline__ bool sync_or(bool x) {
+    uint32_t any;
+    asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\nselp.u32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((uint32_t)x), "n"(kBarrier), "n"(kThreads)
+                 : "memory");
+    return any != 0;
+  }
+};
+template <typename Out, typename = const uint32_t>
+struct OutThreads {
+  using Type = AllThreads;
+};
+template <typename Out>
+struct OutThreads<Out, decltype(Out::kBarrier)> {
+  using Type = FirstThreads<Out::kBarrier, Out::kThreads>;
+};
+template <typename Out>
+using ThreadsOf = typename OutThreads<Out>::Type;
+
 // How a block stands among those that share a counter.
 enum class Finished : uint8_t { early, last, miscounted };
 
 // Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
 // counter that counts more blocks than there are has been overwritten. All threads call it.
+template <typename Threads = AllThreads>
 __device__ __forceinline__ Finished sync_finish_among(uint32_t* counter, uint32_t blocks) {
   __threadfence();
-  __syncthreads();
+  Threads::sync();
   uint32_t before = 0;
   if (threadIdx.x == 0) {
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     before -= kIdle;
     if (before == blocks - 1) *counter = kIdle;
   }
-  const bool ends = __syncthreads_or(threadIdx.x == 0 && before >= blocks - 1);
+  const bool ends = Threads::sync_or(threadIdx.x == 0 && before >= blocks - 1);
   __threadfence();
   if (!ends) return Finished::early;
-  return __syncthreads_or(threadIdx.x == 0 && before >= blocks) ? Finished::miscounted : Finished::last;
+  return Threads::sync_or(threadIdx.x == 0 && before >= blocks) ? Finished::miscounted : Finished::last;
 }
 
 // A partial result: of kCols columns row_max, row_sum, and kDim sums each; it begins at 16 bytes.
@@ -158,9 +187,9 @@ __device__ __forceinline__ void merge_partials(const KvChunk& chunk, float* firs
     for (uint32_t batch = 0; batch < count; batch += kFanIn) {
       const uint32_t here = min(kFanIn, count - batch);
       if (base == 0 || count > kFanIn) {
-        __syncthreads();
+        ThreadsOf<Out>::sync();
         weigh_partials<Out>(scratch, first + batch * step, step, here, cols);
-        __syncthreads();
+        ThreadsOf<Out>::sync();
       }
 #pragma unroll
       for (uint32_t n = 0; n < kItems; ++n) {
@@ -200,7 +229,7 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, const Partia
   // A group's counter is that of its first slot.
   const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
   uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
-  Finished finished = sync_finish_among(partials.counter(chunk.slot + group * kFanIn), blocks);
+  Finished finished = sync_finish_among<ThreadsOf<Out>>(partials.counter(chunk.slot + group * kFanIn), blocks);
   if (finished == Finished::last && groups > 1) {
     float* leader = first + (uint64_t)group * kFanIn * partials.kStride;
     if (in_group > 1) {
@@ -210,7 +239,7 @@ __device__ __forceinline__ void merge_request(const KvChunk& chunk, const Partia
     }
     index = group, blocks = groups;
     // Chunks 1 of a request of several groups always exist, and their counters are free.
-    finished = sync_finish_among(partials.counter(chunk.slot + 1), blocks);
+    finished = sync_finish_among<ThreadsOf<Out>>(partials.counter(chunk.slot + 1), blocks);
   }
   if (finished == Finished::early) return;
   const bool known = finished == Finished::last;

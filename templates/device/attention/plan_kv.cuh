@@ -42,6 +42,19 @@ __device__ __forceinline__ PaddedStepRows<Index, Valid> step_rows(const Index* r
   return {row_offsets, num_rows, valid_tokens};
 }
 
+constexpr uint32_t kMostListed = 1u << 26;  // entries of a list
+
+// Rows of q that attend to lists, each to all of them behind each other: every list takes whole tiles. Such a row is a request.
+template <typename Index, uint32_t kLists>
+struct ListedRows {
+  const Index* lengths[kLists];
+  uint32_t num_rows;
+};
+template <typename Index, typename... More>
+__device__ __forceinline__ ListedRows<Index, 1 + sizeof...(More)> listed_rows(uint32_t num_rows, const Index* lengths, const More*... more) {
+  return {{lengths, more...}, num_rows};
+}
+
 // The request whose first row is `row`: one chunk of all tokens that its rows see, and how many tiles they are, at least 1. Of
 // another row, and one of no request: 0 tiles. A request with wrong offsets or a wrong length is one faulty chunk of 1 tile.
 struct PlannedRequest {
@@ -63,6 +76,30 @@ __device__ __forceinline__ PlannedRequest request_at(const Cache& cache, const R
   chunk.rows = min(chunk.rows, rows.num_rows - row);  // a last request whose rows are not all there
   const uint32_t tiles = chunk.end / Split::kTile + (chunk.end % Split::kTile != 0) - chunk.begin / Split::kTile;
   request.tiles = chunk.end > chunk.begin ? tiles : 1;
+  return request;
+}
+
+// The same of rows that attend to lists; a row with a list that nothing is as long as is faulty.
+template <typename Split, typename Cache, typename Index, uint32_t kLists>
+__device__ __forceinline__ PlannedRequest request_at(const Cache&, const ListedRows<Index, kLists>& rows, uint32_t row) {
+  PlannedRequest request;
+  request.kind = RowKind::claimed;
+  request.tiles = 0;
+  if (row >= rows.num_rows) return request;
+  request.chunk = KvChunk::unclaimed(row);
+  request.chunk.b = row;
+#pragma unroll
+  for (uint32_t n = 0; n < kLists; ++n) {
+    const uint32_t length = load_index(rows.lengths[n], row);
+    if (length > kMostListed) {
+      request.chunk.fault = Fault::length;
+      request.chunk.tokens = length;
+    }
+    if (request.chunk.fault == Fault::none) request.tiles += length / Split::kTile + (length % Split::kTile != 0);
+  }
+  if (request.chunk.fault == Fault::none) request.chunk.tokens = request.chunk.end = request.tiles * Split::kTile;
+  else request.tiles = 0;
+  request.tiles = max(1, request.tiles);
   return request;
 }
 

@@ -194,32 +194,7 @@ __device__ __forceinline__ void clear_special_values(uint8_t* values, uint32_t t
 
 // ---- Results
 
-// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time, of 4 tiles of 8 dims from `first` on: the four threads
-// of a column exchange what they have.
-template <typename Each>
-__device__ __forceinline__ void for_each_eight(const float (&out)[4][4], uint32_t first, const Each& each) {
-  const uint32_t j = threadIdx.x % 4;
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    Vec<float, 8> x;  // pairs: of dims 8 (first + i) + 2 j, then of 8 (first + j) + 2 i
-#pragma unroll
-    for (uint32_t i = 0; i < 8; ++i) x.e[i] = out[i / 2][2 * h + i % 2];
-#pragma unroll
-    for (uint32_t step = 1; step < 4; step *= 2)
-#pragma unroll
-      for (uint32_t i = 0; i < 4; ++i) {
-        if (i & step) continue;
-#pragma unroll
-        for (uint32_t e = 0; e < 2; ++e) {
-          float &low = x.e[2 * i + e], &high = x.e[2 * (i + step) + e];
-          const float theirs = __shfl_xor_sync(~0u, j & step ? low : high, step);
-          if (j & step) low = theirs;
-          else high = theirs;
-        }
-      }
-    each(8 * (first + j), h, x);
-  }
-}
+// The same of all of the thread's sums.
 template <typename Tile, typename Each>
 __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const Each& each) {
 #pragma unroll
@@ -301,12 +276,6 @@ struct RingPlace {
     parity ^= 1;
   }
 };
-
-// Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
-template <uint32_t N>
-__device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
-template <uint32_t N>
-__device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
 // Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
 __device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {

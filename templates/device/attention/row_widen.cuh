@@ -93,24 +93,6 @@ struct CodeRows {
     asm volatile("" : "+r"(x));
     return x;
   }
-  // asm: the compiler waits for what it loads behind a condition.
-  template <uint32_t kBytes, uint32_t N>
-  __device__ static __forceinline__ void load_live(uint32_t (&to)[N], const void* from, bool live) {
-    if constexpr (kBytes == 16) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %5, 0; @p ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
-                   : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
-                   : "l"(from), "r"((uint32_t)live));
-    } else if constexpr (kBytes == 8) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p ld.global.v2.u32 {%0, %1}, [%2]; }" : "+r"(to[0]), "+r"(to[1]) : "l"(from), "r"((uint32_t)live));
-    } else if constexpr (kBytes == 4) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u32 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
-    } else if constexpr (kBytes == 2) {
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
-    } else {
-      static_assert(kBytes == 1);
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(to[0]) : "l"(from), "r"((uint32_t)live));
-    }
-  }
   // As both halves of a register.
   __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
     if constexpr (sizeof(x) == 1) {

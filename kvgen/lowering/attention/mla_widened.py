@@ -1,0 +1,273 @@
+"""mla_decode on sm_90a over rows of any record: warps of their own widen them for products of warpgroups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvgen.expr.nodes import const, var
+from kvgen.layout.storage import Scales, Segment
+from kvgen.lowering.attention.mla_lists import ListContext
+from kvgen.lowering.attention.split_kv import Attended
+from kvgen.plan.kernel import KernelPlan
+from kvgen.plan.params import Param
+from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import KernelSet
+
+TEMPLATE: Final = "ops/mla_decode_widened.cu.j2"
+# The one architecture that has these products.
+ARCH: Final = "sm_90a"
+# Two warpgroups that multiply, two that widen, and the registers of their threads.
+THREADS: Final = 512
+MATH_REGISTERS: Final = 192
+WIDEN_REGISTERS: Final = 64
+# Columns of a block: what one product has. Tokens of a tile, of which shared memory has two.
+COLS: Final = 64
+TOKENS: Final = 64
+# Below so many columns a product is mostly padding.
+LEAST_COLS: Final = 17
+# Both halves of the sums are 64 x 256, 128 registers a thread.
+LATENT: Final = 512
+PANEL: Final = 64  # dims: 128 bytes in shared memory
+UNIT: Final = 16  # dims that a thread widens at once
+# Dims of the output that a thread writes at once.
+VEC: Final = 8
+MEMORY: Final = 227 << 10
+# What dequantize_stored of templates/device/cache/segment.cuh makes of codes and one scale.
+_RECIPES: Final = ("amax", "pow2", "max")
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a row lies in memory: `codes` of `kind`, then from panel `plain_panel` on dims of 16 bits, `plain_at` bytes behind the
+    row's first one. A scale each `group_dims`, of `scale` ("": none); half of V's dims have `scale_bytes` of
+    them, `scale_access` at once, and those of the second half lie `scale_step` bytes on."""
+
+    kind: str
+    access: int
+    recipe: str
+    scale: str
+    group_dims: int
+    plain_panel: int
+    plain_at: int
+    scale_bytes: int
+    scale_step: int
+    scale_access: int
+
+
+@dataclass(frozen=True)
+class RecordContext:
+    """A record as the template has it: its name, the prefix of the namespace of the first cache with such rows, and which lists those are."""
+
+    name: str
+    space: str
+    lists: tuple[int, ...]
+    plain_panel: int
+    plain_at: int
+    scale_bytes: int
+    scale_step: int
+    scale_access: int
+
+
+@dataclass(frozen=True)
+class MlaWidenedContext:
+    """Everything ops/mla_decode_widened.cu.j2 reads.
+
+    `lists` name rows, or there are none, and a request's page table does. `qk_scale` turns products into scores in base 2.
+    `shared` is what all stages have together of shared memory. `other_file` is the kernel of the set's other architectures ("":
+    there are none).
+    """
+
+    d: Attended
+    lists: tuple[ListContext, ...]
+    records: tuple[RecordContext, ...]
+    threads: int
+    math_registers: int
+    widen_registers: int
+    cols: int
+    tokens: int
+    shared: tuple[int, ...]
+    slack: int
+    head_dim: int
+    qk_scale: str
+    other_file: str
+
+
+def widened_file(name: str) -> str:
+    """The kernel of operation `name` that stands beside that of other architectures."""
+    return f"{name}_{ARCH}"
+
+
+def hindrance(archs: Sequence[str], caches: Sequence[Cache], columns: int) -> str:
+    """Why rows of these caches do not go through this kernel on sm_90a; empty where they do."""
+    if ARCH not in archs:
+        return f"wgmma is {ARCH}'s alone"
+    if columns < LEAST_COLS:
+        return f"a product has {COLS} columns"
+    for cache in caches:
+        if cache.latent_part != LATENT or cache.head_dim not in (LATENT, LATENT + PANEL):
+            return f"rows are not {LATENT} dims of V, and {PANEL} more or none"
+        found = _record(cache)
+        if isinstance(found, str):
+            return found
+    return ""
+
+
+def record_of(cache: Cache) -> Record:
+    """How its rows lie, where nothing hinders the kernel."""
+    found = _record(cache)
+    assert isinstance(found, Record)
+    return found
+
+
+def _record(cache: Cache) -> Record | str:
+    """Or why threads cannot take such rows 16 dims at a time."""
+    codes, *more = cache.storage.roles["k"]
+    if codes.region.run != codes.size or codes.size % PANEL or codes.region.dtype.bits == 32:
+        return f"a row's codes are no run of a multiple of {PANEL} dims in 16 bits or less"
+    if codes.quant is not None and codes.quant.recipe not in _RECIPES:
+        return f"recipe {codes.quant.recipe!r} has more than a scale"
+    plain = more[0] if more else None
+    if plain is not None and not _follows(codes, plain, cache):
+        return "a row's dims without scales lie apart from its codes"
+    nbytes = step = access = 0
+    if codes.scales is not None:
+        found = _scale_bytes(codes, codes.scales, cache)
+        if isinstance(found, str):
+            return found
+        nbytes, step, access = found
+    return Record(
+        kind=codes.region.dtype.name,
+        access=min(16, codes.region.vector * codes.region.dtype.bits // 8),
+        recipe="max" if codes.quant is not None and codes.quant.recipe == "max" else "",
+        scale=codes.scales.dtype.name if codes.scales else "",
+        group_dims=codes.scales.block[2] if codes.scales else 0,
+        plain_panel=(plain.begin if plain else cache.head_dim) // PANEL,
+        plain_at=plain.region.byte_offset - codes.region.byte_offset if plain else 0,
+        scale_bytes=nbytes,
+        scale_step=step,
+        scale_access=access,
+    )
+
+
+def _follows(codes: Segment, plain: Segment, cache: Cache) -> bool:
+    """Whether dims of 16 bits lie a fixed way behind their row's codes, in whole accesses."""
+    region = plain.region
+    beside = plain.base == codes.base and _step(plain) == _step(codes)
+    whole = region.run == plain.size and region.vector == 8 and plain.begin % PANEL == 0 and plain.size % PANEL == 0
+    return beside and whole and plain.scales is None and region.dtype.name == cache.dtype
+
+
+def _scale_bytes(codes: Segment, scales: Scales, cache: Cache) -> tuple[int, int, int] | str:
+    """Of half of V's dims, from those to the other half's, and of an access; or why threads do not take them."""
+    tokens, heads, dims = scales.block
+    if scales.region is None or scales.zero or (tokens, heads) != (1, 1):
+        return "scales are given, have zero points, or are of several tokens"
+    if dims % UNIT or (dims < PANEL and PANEL % dims) or (dims >= PANEL and dims % PANEL) or dims not in _DIMS:
+        return f"a scale is of {dims} dims, which neither fill nor divide panels of {PANEL}"
+    if scales.region.stride_of("dim") not in (1, None) or scales.region.swizzle or "/" in scales.region.text:
+        return "scales of a row are no neighbours"
+    halves = max(1, LATENT // 2 // dims)
+    nbytes, step = halves * scales.dtype.bytes, LATENT // 2 // dims * scales.dtype.bytes
+    row = (scales.region.stride_of("token") or 0) * scales.dtype.bytes
+    tensor = next(t for t in cache.storage.tensors if t.name == _tensor_of(cache, scales.base))
+    offset = scales.region.byte_offset
+    access = math.gcd(16, nbytes, row, step, offset, max(tensor.align, tensor.page_align))
+    if nbytes > 16 or step + nbytes > row or (access < nbytes and access < 4):
+        return f"scales of half a row, {nbytes} bytes, come {access} bytes at a time"
+    return nbytes, step, access
+
+
+_DIMS: Final = (16, 32, 64, 128, 256, 512)
+
+
+def _tensor_of(cache: Cache, base: str) -> str:
+    return next(b.tensor for b in cache.storage.bases if b.name == base)
+
+
+def _step(segment: Segment) -> int:
+    """Bytes from a token's row to the next."""
+    return (segment.region.stride_of("token") or 0) * segment.region.dtype.bits // 8
+
+
+def with_widening(
+    kernels: KernelSet,
+    name: str,
+    base: KernelPlan | None,
+    attended: Attended,
+    *,
+    lists: tuple[ListContext, ...],
+    caches: Sequence[Cache],
+    params: tuple[Param, ...],
+    slack: int,
+    qk_scale: str,
+) -> KernelPlan:
+    """This kernel as operation `name`, or beside `base`, the kernel of other architectures, which takes the same arguments."""
+    records = [record_of(cache) for cache in caches]
+    kinds = list(dict.fromkeys(records))
+    head_dim = kernels.kv.head_dim
+    shared = shared_bytes(head_dim, len(lists))
+    context = MlaWidenedContext(
+        d=replace(attended, vec=VEC),
+        lists=tuple(replace(x, record=kinds.index(r)) for x, r in zip(lists, records, strict=False)),
+        records=_records(kinds, records, [x.space for x in lists]),
+        threads=THREADS,
+        math_registers=MATH_REGISTERS,
+        widen_registers=WIDEN_REGISTERS,
+        cols=COLS,
+        tokens=TOKENS,
+        shared=shared,
+        slack=slack,
+        head_dim=head_dim,
+        qk_scale=qk_scale,
+        other_file=base.name if base else "",
+    )
+    rows = var("num_sm_parts" if attended.planned else "T")
+    here = KernelPlan(
+        widened_file(name) if base else name,
+        attended.entry,
+        TEMPLATE,
+        context,
+        params,
+        (rows * attended.tiles, const(1), const(1)),
+        THREADS,
+        shared=sum(shared),
+        reads_tables=not lists,
+    )
+    if base is None:
+        return here
+    by_arch = tuple((arch, base.shared_on(arch)) for arch in kernels.arch if arch != ARCH)
+    return replace(
+        base,
+        shared_by_arch=(*by_arch, (ARCH, sum(shared))),
+        threads_by_arch=((ARCH, THREADS),),
+        elsewhere=((ARCH, here),),
+    )
+
+
+def _records(kinds: Sequence[Record], records: Sequence[Record], spaces: Sequence[str]) -> tuple[RecordContext, ...]:
+    """What the template reads of the different ones of the caches' records."""
+    lists = [tuple(n for n, r in enumerate(records) if r == kind) for kind in kinds]
+    spaces = [f"{s}::" if s else "" for s in spaces] or [""]
+    return tuple(
+        RecordContext(
+            name=f"Record{number}",
+            space=spaces[found[0]],
+            lists=found,
+            plain_panel=record.plain_panel,
+            plain_at=record.plain_at,
+            scale_bytes=record.scale_bytes,
+            scale_step=record.scale_step,
+            scale_access=record.scale_access,
+        )
+        for number, (record, found) in enumerate(zip(kinds, lists, strict=True))
+    )
+
+
+def shared_bytes(head_dim: int, lists: int) -> tuple[int, ...]:
+    """Shared memory of the template: two tiles of rows; Q; weights, in whose place partial results merge; maxima and sums of
+    columns; works, lists, mbarriers."""
+    works, barriers = 2 * (64 + 16 * lists), 8 * (4 + 4 + 2 + 4) + 16
+    return 2 * 2 * TOKENS * head_dim, 2 * COLS * head_dim, 4 * COLS * 34, 4 * 4 * COLS, works + barriers

@@ -1,0 +1,174 @@
+// Rows of latent caches on their way into tiles of latent_wgmma.cuh, whatever each cache stores them as: warps load 16 neighbouring dims of
+// a token at a time to registers, codes and scales, and dequantize them as they store them.
+//
+// A tile has 64 tokens, and is filled in two halves: 256 dims of V each, the second with what is K alone. Warp w has tokens 8w to 8w + 7;
+// lane 4g + j has token g of them, of each panel of 64 dims the 16 from 16j on. So four lanes read 64 dims of a row together, and eight lanes
+// that store meet no bank twice.
+//
+// `Tile` is that of latent_wgmma.cuh. A `Record` says how rows of some caches lie:
+//
+//   struct Record {
+//     using Codes = Key;                                          // segment of the dims that have scales, or of all where none have
+//     static constexpr uint32_t kPlainPanel = 7, kPlainAt = 448;  // from this panel on dims are of 16 bits; bytes from a row's first one to theirs
+//     static constexpr uint32_t kScaleBytes = 4, kScaleAccess = 4;  // scales of half of V's dims (0: none); so many at once
+//     static constexpr uint32_t kScaleStep = 4;                     // bytes from those to the other half's
+//   };
+#pragma once
+
+#include "latent_wgmma.cuh"
+
+// Where a token's row lies, from the lane's first dims on; not `live`: nowhere, and it becomes zeros.
+struct RowPlace {
+  const uint8_t *codes, *scales;
+  bool live;
+  uint32_t record;  // which one of the kernel's; all lanes of a warp have the same
+};
+// Bytes of 16 dims of a segment.
+template <typename S>
+constexpr uint32_t kUnitBytes = sizeof(typename S::Element) * 16 / kPerElement<typename S::Element>;
+
+// That of token `offset` of a page; `Role` is the KeyRole of its cache.
+template <typename Role, typename Cache, typename Page>
+__device__ __forceinline__ RowPlace row_place(const Cache& cache, const Page& page, uint32_t offset) {
+  using Codes = typename Role::Main;
+  RowPlace place = {};
+  place.live = page.valid;
+  place.codes = (const uint8_t*)element_at<Codes>(page, offset, 0, 0) + threadIdx.x % 4 * kUnitBytes<Codes>;
+  if constexpr (Codes::kRecipe != Recipe::none) place.scales = (const uint8_t*)scale_at<Codes>(cache, page, offset, 0, 0);
+  return place;
+}
+
+// Whether one of these e8m0 scales is NaN.
+template <uint32_t N>
+__device__ __forceinline__ bool has_nan(const uint32_t (&scales)[N]) {
+  uint32_t found = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < N; ++w) found |= (scales[w] & ~kByteSigns) + 0x01010101u & scales[w];
+  return (found & kByteSigns) != 0;
+}
+
+// What a lane holds of half a tile whose rows lie as `Record` says: 16 dims of each panel of its token, and their scales.
+template <typename Tile, uint32_t kHalf, typename Record>
+struct HalfOf {
+  using S = typename Record::Codes;
+  using E = typename Tile::Element;
+  static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
+  static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
+  using Words = uint32_t[kPanels][8];
+  using Scales = uint32_t[4];
+
+  // Starts the loads.
+  __device__ static __forceinline__ void load(Words& words, Scales& scales, const RowPlace& place) {
+#pragma unroll
+    for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
+#pragma unroll
+    for (uint32_t at = 0; at < Record::kScaleBytes; at += Record::kScaleAccess)
+      load_live<Record::kScaleAccess>(&scales[at / 4], place.scales + kHalf * Record::kScaleStep + at, place.live);
+#pragma unroll
+    for (uint32_t n = 0; n < kPanels; ++n) {
+      const uint32_t panel = kFirst + n;
+#pragma unroll
+      for (uint32_t w = 0; w < 8; ++w) words[n][w] = 0;
+      if (panel < Record::kPlainPanel) {
+        constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
+        constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
+#pragma unroll
+        for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
+      } else {
+        const uint8_t* plain = place.codes + threadIdx.x % 4 * (32 - kUnitBytes<S>) + (Record::kPlainAt + (panel - Record::kPlainPanel) * 128);
+#pragma unroll
+        for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain + at, place.live);
+      }
+    }
+  }
+
+  // Waits for the loads; whether a scale of the warp's rows is NaN.
+  __device__ static __forceinline__ bool await(const Scales& scales) {
+    if constexpr (kPowers) return __any_sync(~0u, has_nan(*(const uint32_t(*)[(Record::kScaleBytes + 3) / 4])scales));
+    return false;
+  }
+
+  // The scale of the lane's dims of panel n: of the half's scales the panel's first one is known, those of blocks within a panel follow
+  // from the lane.
+  __device__ static __forceinline__ typename S::Scale scale_of(const Scales& scales, uint32_t n) {
+    using Scale = typename S::Scale;
+    static_assert(S::kBlockDims % 16 == 0 && !S::kZero);
+    constexpr uint32_t kEach = sizeof(Scale), kLanes = S::kBlockDims < 64 ? S::kBlockDims / 16 : 4;  // lanes that share a scale
+    const uint32_t first = n % Tile::kMine * 64 / S::kBlockDims * kEach, byte = first + threadIdx.x % 4 / kLanes * kEach;
+    uint32_t bits = scales[first / 4];
+    if constexpr (kLanes < 4 && kEach * (4 / kLanes) > 4) bits = byte / 4 == first / 4 ? bits : scales[first / 4 + 1];  // f16 and more: a panel's scales are two words
+    if constexpr (kEach < 4) bits >>= byte % 4 * 8;
+    return *(const Scale*)&bits;
+  }
+
+  // Codes under a power of two: exact in bf16, code and product. 2^-127 counts as 0, and NaN as infinity.
+  __device__ static __forceinline__ void widen_powers(Vec<bf16, 16>& values, const uint32_t (&words)[8], typename S::Scale scale) {
+    float x[16];
+    Raw<typename S::Element, 16> raw;
+#pragma unroll
+    for (uint32_t w = 0; w < sizeof(raw) / 4; ++w) ((uint32_t*)&raw)[w] = words[w];
+    unpack<typename S::Element>(x, raw);
+    pack<bf16>(values, x);
+#pragma unroll
+    for (uint32_t w = 0; w < 8; ++w) {
+      uint32_t& pair = ((uint32_t*)&values)[w];
+      asm("fma.rn.bf16x2 %0, %0, %1, %2;" : "+r"(pair) : "r"(scale.bits * 0x800080u), "r"(0x80008000u));
+    }
+  }
+
+  // Dequantizes and stores them to the tile at `stage`.
+  __device__ static __forceinline__ void store(uint8_t* stage, const Words& words, const Scales& scales) {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4, at = (threadIdx.x / 32 % 8 * 8 + g) * 128 + (lane % 4 * 2 ^ g) * 16;
+#pragma unroll
+    for (uint32_t n = 0; n < kPanels; ++n) {
+      Vec<E, 16> values;
+      if (kFirst + n >= Record::kPlainPanel) {
+#pragma unroll
+        for (uint32_t w = 0; w < 8; ++w) ((uint32_t*)&values)[w] = words[n][w];
+      } else if constexpr (kPowers) {
+        widen_powers(values, words[n], scale_of(scales, n));
+      } else {
+        Stored<S, 16> stored;
+#pragma unroll
+        for (uint32_t w = 0; w < sizeof(stored.raw) / 4; ++w) ((uint32_t*)&stored.raw)[w] = words[n][w];
+        if constexpr (Record::kScaleBytes > 0) stored.scales.e[0] = scale_of(scales, n);
+        dequantize_stored(values, stored, 1.0f);
+      }
+      uint8_t* to = stage + (kFirst + n) * Tile::kPanelBytes;
+      *(Vec<E, 8>*)(to + at) = *(const Vec<E, 8>*)&values.e[0];
+      *(Vec<E, 8>*)(to + (at ^ 16)) = *(const Vec<E, 8>*)&values.e[8];
+      __syncwarp();  // for the compiler, which would widen all panels at once: there are no registers for that
+    }
+  }
+};
+
+// The same of rows that lie as one of several records says.
+template <typename Tile, uint32_t kHalf, typename... Records>
+struct HalfRow {
+  static constexpr bool kOne = sizeof...(Records) == 1;
+  uint32_t words[Tile::kMine + kHalf * Tile::kRopePanels][8], scales[4], record;
+
+  __device__ __forceinline__ void load(const RowPlace& place) {
+    record = place.record;
+    uint32_t n = 0;
+    ((kOne || record == n++ ? HalfOf<Tile, kHalf, Records>::load(words, scales, place) : void()), ...);
+  }
+  __device__ __forceinline__ bool await() const {
+    bool found = false;
+    uint32_t n = 0;
+    ((kOne || record == n++ ? void(found = HalfOf<Tile, kHalf, Records>::await(scales)) : void()), ...);
+    return found;
+  }
+  __device__ __forceinline__ void store(uint8_t* stage) const {
+    uint32_t n = 0;
+    ((kOne || record == n++ ? HalfOf<Tile, kHalf, Records>::store(stage, words, scales) : void()), ...);
+  }
+};
+
+// Which of a warp's 8 tokens are there, in the order of tokens, where each lane says it of its own. All lanes call it.
+__device__ __forceinline__ uint8_t live_tokens(bool live) {
+  uint32_t x = __ballot_sync(~0u, live) & 0x11111111u;
+  x = (x | x >> 3) & 0x03030303u;
+  x = (x | x >> 6) & 0x000f000fu;
+  return (uint8_t)(x | x >> 12);
+}
