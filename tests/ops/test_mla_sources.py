@@ -67,12 +67,19 @@ def source_set(name: str, cache: Cache, heads: int, *others: Cache, **fields: An
     return latent_set(f"sources_{name}", cache, heads, sparse=True, sources=keys, **fields)
 
 
+def on_sm_90a(kernels: KernelSet) -> KernelSet:
+    """The same set for sm_90a alone, whose kernel has products of warpgroups."""
+    return kernels.model_copy(update={"name": f"{kernels.name}_sm_90a", "arch": ("sm_90a",)})
+
+
 FOOTERS = source_set("footers", footers(4), 12, footers(2), sinks="out", lse_empty="inf")
+WARPGROUPS = on_sm_90a(FOOTERS)
 # What every run has, and what a campaign has besides.
 SETS = [
     source_set("two", BF16, 16, INTS, sinks="out", lse_empty="inf"),
     source_set("three", POOL, 40, SLOTS, INTS, sinks="lse", lse_base="2", out_dtype="f32"),
     FOOTERS,
+    WARPGROUPS,
 ]
 if "KVGEN_FAMILY" in os.environ:
     small = {"dtype": "f16", **SMALL}
