@@ -1,4 +1,4 @@
-"""mla_decode of few columns over lists of rows of 8-bit codes with e8m0 scales on sm_90a: warpgroups that have tokens of their own."""
+"""mla_decode of few columns over lists of rows of e4m3 with e8m0 scales, on sm_90a: warpgroups that have tokens of their own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _ALIGN: Final = 1024
 
 @dataclass(frozen=True)
 class WarpgroupsShape:
-    """A block's work: `cols` columns, two warpgroups with rings of `stages` tiles of `tokens` rows, `pitch` bytes from row to row.
+    """A block's work: `cols` columns, two warpgroups that have `stages` tiles of `tokens` rows each.
 
-    A row has `latent` codes; `row_bytes` are copied of it, and `scale_bytes` of its scales. `shared` bytes in all.
+    A row has `latent` codes; `row_bytes` are copied of it, and `scale_bytes` of its scales. In shared memory, of which a block
+    has `shared` bytes, rows begin `pitch` bytes apart.
     """
 
     cols: int
@@ -41,8 +42,11 @@ class WarpgroupsShape:
 
 @dataclass(frozen=True)
 class MlaWarpgroupsContext:
-    """Everything ops/mla_decode_warpgroups.cu.j2 reads; `qk_scale` turns products into scores in base 2. `other_file` is the kernel of
-    the set's other architectures ("": there are none)."""
+    """Everything ops/mla_decode_warpgroups.cu.j2 reads.
+
+    `qk_scale` turns products into scores in base 2. `other_file` is the kernel of the set's other architectures ("": there are
+    none).
+    """
 
     d: Attended
     lists: tuple[ListContext, ...]

@@ -14,7 +14,6 @@
 #pragma once
 
 #include "latent_tile.cuh"
-#include "row_units.cuh"
 #include "../mma/wgmma_narrow.cuh"
 
 template <typename Tile>
@@ -32,54 +31,9 @@ struct WarpgroupShape {
   __device__ static uint32_t warp() { return threadIdx.x / 32 % 4; }
 };
 
-// Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
-__device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
-  uint32_t any;
-  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)x), "r"(id) : "memory");
-  return any != 0;
-}
-
 // A fragment as products have it.
 template <uint32_t kN>
 __device__ __forceinline__ float (&flat(float (&x)[kN][4]))[4 * kN] { return *(float(*)[4 * kN])x; }
-
-// ---- Rows
-
-// What a list names as tokens `token` and `token` + 8 of a tile; -1 past its end.
-struct ListedPair {
-  int32_t e[2];
-};
-template <typename Tile, uint32_t kLists>
-__device__ __forceinline__ ListedPair listed_pair(const KeyList (&lists)[kLists], uint32_t tile, uint32_t token) {
-  KeyList list = lists[0];
-#pragma unroll
-  for (uint32_t n = 1; n < kLists; ++n)
-    if (tile >= lists[n].first_tile) list = lists[n];
-  const uint32_t entry = (tile - list.first_tile) * Tile::kTokens + token;
-  ListedPair found = {-1, -1};
-  // asm: the compiler would branch around a load.
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h)
-    asm volatile("{ .reg .pred p; setp.lt.u32 p, %2, %3; @p ld.global.s32 %0, [%1]; }" : "+r"(found.e[h]) : "l"(list.entries + entry + 8 * h), "r"(entry + 8 * h), "r"(list.count));
-  return found;
-}
-// Where the rows lie, and every second lane the second one's scales, each other lane the first one's; null for none.
-struct RowPair {
-  const uint8_t *rows[2], *scales;
-};
-template <typename S, typename Cache>
-__device__ __forceinline__ void find_rows(RowPair& found, const Cache& cache, const ListedPair& entries) {
-  const uint8_t* scales[2];
-#pragma unroll
-  for (uint32_t h = 0; h < 2; ++h) {
-    const uint32_t entry = (uint32_t)entries.e[h], offset = entry % cache.page_tokens;
-    const auto page = cache.page_at(entry / cache.page_tokens);
-    const bool valid = entries.e[h] >= 0 && page.valid;
-    found.rows[h] = valid ? (const uint8_t*)element_at<S>(page, offset, 0, 0) : nullptr;
-    scales[h] = valid ? (const uint8_t*)scale_at<S>(cache, page, offset, 0, 0) : nullptr;
-  }
-  found.scales = threadIdx.x % 2 == 0 ? scales[0] : scales[1];
-}
 
 // ---- Q
 
@@ -274,6 +228,13 @@ struct TileSums {
         for (uint32_t r = 0; r < 4; ++r) e[group][n][r] *= group < Shape::kCodeGroups ? by[n][r % 2] * codes_by : by[n][r % 2];
   }
 };
+
+// Whether a thread of the warpgroup says that maxima or the unit rise. All of its threads meet at barrier `id`.
+__device__ __forceinline__ bool sync_rises(uint32_t id, bool rises) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)rises), "r"(id) : "memory");
+  return any != 0;
+}
 
 // What the warps of a warpgroup tell each other: largest scores of columns and largest scales; at the end, their sums of weights.
 template <typename Tile>

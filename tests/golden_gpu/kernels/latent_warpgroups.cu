@@ -1,4 +1,4 @@
-// latent_warpgroups.cuh: a warpgroup and one tile of 64 rows, 448 codes and 64 bf16, 16 columns.
+// latent_warpgroups.cuh, listed_rows.cuh, wgmma_narrow.cuh: a warpgroup and one tile of 64 rows, 448 codes and 64 bf16, 16 columns.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/base/fault.cuh"
@@ -8,6 +8,7 @@
 #include "../../../templates/device/memory/mbarrier.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
+#include "../../../templates/device/attention/listed_rows.cuh"
 #include "../../../templates/device/attention/latent_warpgroups.cuh"
 
 struct Tile {
@@ -54,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   for (uint32_t i = threadIdx.x; i < sizeof(shared.query) / 4; i += 128) query_out[i] = ((const uint32_t*)shared.query)[i];
   const uint32_t at = matrix_address(shared.rows);
   const uint64_t query = swizzled_tile(matrix_address(shared.query)), weights = swizzled_tile(matrix_address(shared.weights));
-  const TokenScales<Tile> scales(shared.scales);
+  const auto scales = TokenScales<Tile>(shared.scales);
   for (uint32_t group = 0; group < 7; ++group)
     for (uint32_t h = 0; h < 2; ++h) scales_of[group * 64 + warp * 16 + g + 8 * h] = scales.of(group, h);
 
@@ -63,8 +64,10 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   const uint32_t keys = at + warp * 16 * 592 + Shape::Keys::offset(lane, 592);
 #pragma unroll
   for (uint32_t group = 0; group < 8; ++group) {
+    StoredGroup stored;
     uint32_t a[4][4];
-    load_keys<Tile>(a, keys, group);
+    load_keys<Tile>(stored, keys, group);
+    widen_keys<Tile>(a, stored, group);
     wgmma_fence();
     begin_group<Tile>(part[group], a, query, group, false);
     wgmma_commit();
@@ -80,10 +83,10 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   for (uint32_t n = 0; n < 2; ++n)
     for (uint32_t r = 0; r < 4; ++r) scores[(warp * 16 + g + r / 2 * 8) * 16 + 8 * n + 2 * j + r % 2] = s[n][r];
 
-  TileColumns<Tile> columns;
+  auto columns = TileColumns<Tile>();
   TileSums<Tile> out, other;
   bool failed = false;
-  const bool passed = columns.passed(s), any = any_of_group(1, threadIdx.x == 77), none = any_of_group(1, false);
+  const bool passed = columns.passed(s), any = sync_rises(1, threadIdx.x == 77), none = sync_rises(1, false);
   sync_raise(shared.told, 1, s, scales.largest(), columns, out, failed);
   const bool passed_later = columns.passed(s);
   Shape::Fragment p;
@@ -99,8 +102,10 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   multiply_tile_pv(out, at, weights);
 #pragma unroll
   for (uint32_t group = 0; group < 8; ++group) {
+    StoredGroup stored;
     uint32_t a[4][4];
-    load_values<Tile>(a, at, group);
+    load_values<Tile>(stored, at, group);
+    widen_values<Tile>(a, stored, group);
     wgmma_fence();
     begin_group<Tile>(other.e[group], a, weights, group, true);
     wgmma_commit();
@@ -116,6 +121,39 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   store_warpgroup(shared.merged, 0, shared.told, columns, out);
   __syncthreads();
   for (uint32_t i = threadIdx.x; i < sizeof(Merged) / 4; i += 128) merged_out[i] = ((const float*)&shared.merged)[i];
+}
+
+// Two lists of rows in pages of 4: 16 bytes a row, 8 bytes of scales behind the rows.
+struct PageRef {
+  uint8_t* bytes;
+  bool valid;
+};
+struct Pool {
+  static constexpr uint32_t page_tokens = 4;
+  uint8_t* bytes;
+  uint32_t num_pages;
+
+  __device__ PageRef page_at(uint32_t id) const { return {id < num_pages ? bytes + id * 96 : nullptr, id < num_pages}; }
+};
+struct Rows {
+  using Element = e4m3;
+  using ScalePointer = uint8_t*;
+  __device__ static e4m3* base(const PageRef& page) { return (e4m3*)page.bytes; }
+  __device__ static constexpr uint32_t offset(uint32_t token, uint32_t, uint32_t dim) { return token * 16 + dim; }
+  __device__ static uint8_t* scales(const Pool&, const PageRef& page) { return page.bytes; }
+  __device__ static constexpr uint32_t scale_offset(uint32_t token, uint32_t, uint32_t) { return 64 + token * 8; }
+};
+// What lane i knows of tiles 0 to 3: entries of its tokens, and how far into the pool their rows and scales lie, -1 for none.
+extern "C" __global__ void __launch_bounds__(32) listed_rows(const int32_t* first, const int32_t* second, uint8_t* bytes, int32_t* out) {
+  const KeyList lists[2] = {{first, 70, 0}, {second, 66, 2}};
+  const Pool pool = {bytes, 5};
+  for (uint32_t tile = 0; tile < 4; ++tile) {
+    const ListedPair entries = listed_pair<Tile>(lists, tile, threadIdx.x);
+    const RowPair rows = find_rows<Rows>(pool, entries);
+    const int32_t known[5] = {entries.e[0], entries.e[1], rows.rows[0] == nullptr ? -1 : (int32_t)(rows.rows[0] - bytes),
+                              rows.rows[1] == nullptr ? -1 : (int32_t)(rows.rows[1] - bytes), rows.scales == nullptr ? -1 : (int32_t)(rows.scales - bytes)};
+    for (uint32_t i = 0; i < 5; ++i) out[(tile * 32 + threadIdx.x) * 5 + i] = known[i];
+  }
 }
 
 // wgmma_narrow.cuh: a product of 64 x 64 by 64 x 8 and 64 x 16; the second one adds to the first.
@@ -137,15 +175,15 @@ __device__ __forceinline__ void multiply_narrow(const uint32_t* a, uint64_t b, f
   for (uint32_t i = 0; i < N / 2; ++i) out[i * 128 + threadIdx.x] = d[i];
 }
 // a: step of 16, register, thread. Rows of b, 16 of 64, are brought to their places by stmatrix.
-extern "C" __global__ void __launch_bounds__(128) narrow_products(const uint32_t* a, const uint32_t* b, float* eight, float* sixteen, uint32_t* turned) {
+template <typename T>
+__device__ __forceinline__ void multiply_both(const uint32_t* a, const uint32_t* b, float* eight, float* sixteen, uint32_t* turned) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, half = lane / 16;
-  // Warp w has columns of k from 16 w on: matrices of 8 of k by 8 rows of b.
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunk = warp * 2 + lane / 8 % 2 ^ lane % 8;
+  // Warp w has k from 16 w on: matrices of 8 k by 8 rows of b.
   uint32_t r[4];
   for (uint32_t i = 0; i < 4; ++i) r[i] = b[(warp * 4 + i) * 32 + lane];
-  const uint32_t chunk = warp * 2 + lane / 8 % 2 ^ lane % 8;
-  if (blockIdx.x == 0) {
-    store_transposed(matrix_address(dynamic) + (half * 8 + lane % 8) * 128 + chunk * 16, r);
+  if constexpr (kSame<T, bf16>) {
+    store_transposed(matrix_address(dynamic) + (lane / 16 * 8 + lane % 8) * 128 + chunk * 16, r);
   } else {
     const uint32_t first[2] = {r[0], r[1]}, second[2] = {r[2], r[3]};
     const uint32_t to = matrix_address(dynamic) + lane % 8 * 128 + chunk * 16;
@@ -154,13 +192,14 @@ extern "C" __global__ void __launch_bounds__(128) narrow_products(const uint32_t
   }
   fence_async_shared();
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < 512; i += 128) turned[blockIdx.x * 512 + i] = ((const uint32_t*)dynamic)[i];
+  for (uint32_t i = threadIdx.x; i < 512; i += 128) turned[i] = ((const uint32_t*)dynamic)[i];
   const uint64_t tile = swizzled_tile(matrix_address(dynamic));
-  if (blockIdx.x == 0) {
-    multiply_narrow<bf16, 8>(a, tile, eight);
-    multiply_narrow<bf16, 16>(a, tile, sixteen);
-  } else {
-    multiply_narrow<f16, 8>(a, tile, eight + 512);
-    multiply_narrow<f16, 16>(a, tile, sixteen + 1024);
-  }
+  multiply_narrow<T, 8>(a, tile, eight);
+  multiply_narrow<T, 16>(a, tile, sixteen);
+}
+extern "C" __global__ void __launch_bounds__(128) narrow_products_bf16(const uint32_t* a, const uint32_t* b, float* eight, float* sixteen, uint32_t* turned) {
+  multiply_both<bf16>(a, b, eight, sixteen, turned);
+}
+extern "C" __global__ void __launch_bounds__(128) narrow_products_f16(const uint32_t* a, const uint32_t* b, float* eight, float* sixteen, uint32_t* turned) {
+  multiply_both<f16>(a, b, eight, sixteen, turned);
 }
