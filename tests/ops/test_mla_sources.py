@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Keys, Latent, Layout, Quant, presets
+from kvgen.bench.tiles import Tile, tile_of
+from kvgen.cli.decode_plan_text import attention
 from kvgen.ops import Gather, MlaDecode
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
@@ -308,6 +310,28 @@ def test_which_kernel_lists_go_through() -> None:
         assert plan.template == f"ops/{kernel}.cu.j2" and plan.on("sm_90a").template == f"ops/{on_sm_90a}.cu.j2", (
             kernels
         )
+
+
+def test_what_is_said_of_few_columns() -> None:
+    """Which of both files an architecture has, and why; what is on its way there. Bytes are a token's, 584, in whole tiles."""
+    kernels = source_set("said", footers(64), 16, footers(2))
+    op = op_of(kernels)
+    found, tiles = {}, []
+    for plan, archs in op.plan(kernels)[0].files(kernels.arch):
+        found |= {plan.name: attention(kernels, op, plan, archs)}
+        tiles.append(tile_of(kernels, plan))
+    pairs, warpgroups = found["mla_decode"], found["mla_decode_sm_90a"]
+    assert pairs is not None and warpgroups is not None
+    assert pairs["why"] == "codes as they are stored, half of 512 dims a warp; tokens on M" and pairs["team_warps"] == 2
+    assert warpgroups["why"] == "codes as they are stored, products of warpgroups, which sm_90a has; tokens on M"
+    assert warpgroups["rings"] == {"sm_90a": {"stages": 2, "blocks": 1, "bytes_in_flight": 2 * 64 * 584}}
+    assert (warpgroups["teams"], warpgroups["team_warps"], warpgroups["tile_tokens"]) == (2, 4, 64)
+    assert tiles == [Tile(64, 8, 1, 64 * 584), Tile(128, 8, 1, 128 * 584)]
+    only_pairs = ops_of(inline(64), 8, ["sm_90a"])
+    said = attention(only_pairs, op_of(only_pairs), op_of(only_pairs).plan(only_pairs)[0], ["sm_90a"])
+    assert said is not None and said["why"].endswith(
+        "; no warpgroups on sm_90a: a product has 64 dims, which share no scale"
+    )
 
 
 def ops_of(cache: Cache, heads: int, arch: list[str]) -> KernelSet:
