@@ -6,7 +6,7 @@
 // has tokens 16w + g and 16w + g + 8, or those rows of 64 dims, and columns 8n + 2j and 8n + 2j + 1: element r of fragment n is row g + r / 2 * 8,
 // column 8n + 2j + r % 2.
 //
-// A group is 64 dims, which share a scale of each token where they are codes: kCodeGroups of them, then kPlainGroups of what is not quantized. P has
+// A group is 64 dims, which share a scale of each token where they are codes: kCodeGroups of kGroups, then those that are not quantized. P has
 // a panel for each group, times the tokens' scales of that group, in units of a power of two above all of them.
 //
 // `Tile` names kCols, kTokens (64), kPitch (bytes from row to row in shared memory), the PlainElement of what is not quantized, kCodeBlocks (32
