@@ -25,6 +25,7 @@ from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_warpgroups import MlaWarpgroupsContext
 from kvgen.lowering.attention.mla_widened import MlaWidenedContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
@@ -71,6 +72,7 @@ CONTEXTS: dict[str, type] = {
     "ops/mla_decode_lists.cu.j2": MlaListsContext,
     "ops/mla_decode_widened.cu.j2": MlaWidenedContext,
     "ops/mla_decode_pairs.cu.j2": MlaPairsContext,
+    "ops/mla_decode_warpgroups.cu.j2": MlaWarpgroupsContext,
     "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
     "cache/cache.cuh.j2": CacheContext,
     "cache/states.cuh.j2": StatesContext,

@@ -11,6 +11,7 @@ from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_warpgroups import WARPGROUPS, MlaWarpgroupsContext
 from kvgen.lowering.attention.mla_widened import MlaWidenedContext
 from kvgen.lowering.attention.mma import TensorContext
 from kvgen.lowering.attention.simt import SimtContext
@@ -62,6 +63,10 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
             context.d.tiles,
             2 * context.tokens * sum(map(_bytes, _latent(kernels))),
         )
+    if isinstance(context, MlaWarpgroupsContext):
+        few = context.shape
+        tokens = WARPGROUPS * few.tokens
+        return Tile(tokens, plan.threads // 32, 1, tokens * (few.row_bytes + few.scale_bytes))
     if isinstance(context, MlaWgmmaContext):
         return Tile(
             context.tokens, plan.threads // 32, context.d.tiles, context.tokens * sum(map(_bytes, _latent(kernels)))

@@ -14,6 +14,7 @@ from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
 from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_warpgroups import WARPGROUPS, MlaWarpgroupsContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -41,7 +42,14 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
     if isinstance(op, Extend) and isinstance(context, ExtendContext | ExtendSimtContext | ExtendWgmmaContext):
         return _extend(kernels, op, plan, context, archs)
     if not isinstance(op, Decode | MlaDecode) or not isinstance(
-        context, TensorContext | SimtContext | MlaDecodeContext | MlaListsContext | MlaPairsContext | MlaWgmmaContext
+        context,
+        TensorContext
+        | SimtContext
+        | MlaDecodeContext
+        | MlaListsContext
+        | MlaPairsContext
+        | MlaWarpgroupsContext
+        | MlaWgmmaContext,
     ):
         return None
     d = context.d
@@ -94,6 +102,13 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         teams, warps, tokens, stages = pairs.pairs, 2, pairs.tokens, pairs.stages
         cols, most, nbytes = pairs.cols, 1, pairs.row_bytes + pairs.scale_bytes * pairs.scales_apart
         held = 2  # one is worked on, one has landed
+        if WGMMA_ARCH in archs and isinstance(op, MlaDecode):
+            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {op.warpgroups_hindrance(kernels)}"
+    elif isinstance(context, MlaWarpgroupsContext):
+        few = context.shape
+        found["why"] = f"codes as they are stored, products of warpgroups, which {WGMMA_ARCH} has; tokens on M"
+        teams, warps, tokens, stages = WARPGROUPS, 4, few.tokens, Stages(few.stages, 0, 0)
+        cols, most, nbytes = few.cols, 1, few.row_bytes + few.scale_bytes
     else:
         teams, warps, tokens, stages = context.teams, context.team_warps, context.tokens, context.stages
         cols, most, nbytes = context.cols, context.blocks_per_sm, context.heads * (context.k_bytes + context.v_bytes)

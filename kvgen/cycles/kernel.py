@@ -19,7 +19,7 @@ from kvgen.cycles.words import Word
 _SHARED: Final = {"sm_80": 164, "sm_89": 100, "sm_90a": 228, "sm_100f": 228, "sm_120f": 100}
 _THREADS: Final = {"sm_89": 1536, "sm_120f": 1536}
 # Whose roles and mbarriers the text does not tell.
-_ACROSS_WARPS: Final = ("SYNCS", "UTMALDG", "UBLKCP", "HGMMA", "QGMMA", "IGMMA")
+_ACROSS_WARPS: Final = ("SYNCS", "UTMALDG", "UBLKCP")
 _LANES: Final = 32
 # Cycles by which a warp begins later than the one before it, of several replays whose mean counts.
 SKEWS: Final = (0, 61, 127, 251, 389, 523)

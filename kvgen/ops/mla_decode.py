@@ -26,6 +26,12 @@ from kvgen.lowering.attention.mla_lists import (
 )
 from kvgen.lowering.attention.mla_pairs import TEMPLATE as PAIRS
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext, hindrance, pairs_shape
+from kvgen.lowering.attention.mla_warpgroups import (
+    MlaWarpgroupsContext,
+    warpgroups_hindrance,
+    warpgroups_shape,
+    with_warpgroups_of_lists,
+)
 from kvgen.lowering.attention.mla_widened import COLS as WIDENED_COLS
 from kvgen.lowering.attention.mla_widened import TOKENS as WIDENED_TOKENS
 from kvgen.lowering.attention.mla_widened import hindrance as widened_hindrance
@@ -353,7 +359,7 @@ class MlaDecode(Op):
     def _plan_without(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         """The kernels of all architectures, or of those without one whose rows are widened."""
         if self._listed(kernels):
-            return (self._lists_plan(kernels),)
+            return (self._listed_plan(kernels),)
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(Mask(), None, kernels, index)
@@ -462,10 +468,31 @@ class MlaDecode(Op):
             self.name, context.d.entry, PAIRS, context, params, grid, THREADS, shared_by_arch=shared, reads_tables=False
         )
 
+    def warpgroups_hindrance(self, kernels: KernelSet) -> str:
+        """The same of sm_90a's kernel, whose products are those of warpgroups."""
+        return warpgroups_hindrance(kernels, self.sources)
+
+    def _listed_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernels over lists of rows of any record."""
+        plan = self._lists_plan(kernels) if self.hindrance(kernels) else self._pairs_plan(kernels)
+        if self.warpgroups_hindrance(kernels):
+            return plan
+        found = plan.context
+        assert isinstance(found, MlaPairsContext | MlaListsContext)
+        context = MlaWarpgroupsContext(
+            d=found.d,
+            lists=found.lists,
+            shape=warpgroups_shape(kernels),
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=found.head_dim,
+            qk_scale=found.qk_scale,
+            other_file="",
+        )
+        return with_warpgroups_of_lists(kernels, plan, context)
+
     def _lists_plan(self, kernels: KernelSet) -> KernelPlan:
-        """The kernel over lists of rows of any record."""
-        if not self.hindrance(kernels):
-            return self._pairs_plan(kernels)
+        """The kernel that widens rows of any record."""
         cache, shape = kernels.kv, self._lists_shape(kernels)
         index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
         params = self._params(kernels, cache, out, index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvgen.cycles.device import DEVICES
 from kvgen.cycles.facts import Facts, awaited_loads, dependent_loads, facts_of, serialised
 from kvgen.cycles.kernel import Kernel, blocks_per_multiprocessor, least_in_flight
 from tests.cycles.programs import program
@@ -98,6 +99,16 @@ def test_a_kernel() -> None:
         (),
         {},
     )
+
+
+def test_warpgroups_that_meet_at_named_barriers_alone() -> None:
+    """All of them run one loop, and products are counted once a warpgroup."""
+    text = LISTING.replace("HMMA.16816.F32.BF16 R4, R8, R2, R4", "HGMMA.64x16x16.F32 R8, R4, gdesc[UR4], R8, gsb0")
+    kernel = Kernel("x", "sm_90a", text, threads=256, registers=100, shared=100_000)
+    (role,), mbarriers = kernel.roles
+    device = DEVICES["H200"]
+    assert role.warps == 8 and not mbarriers and kernel.blocks == 2
+    assert kernel.product_cycles(device) == 2 * 2 * 16 * device.hgmma_rate.value
 
 
 @pytest.mark.parametrize(("left", "least"), [(2, 2 * 512), (0, 0)])

@@ -99,6 +99,7 @@ CALLED_IN = {
     "row_tile": (f"{KERNELS}/row_tile.cu",),
     "row_lanes": (f"{KERNELS}/row_lanes.cu",),
     **dict.fromkeys(("row_wgmma", "row_copies"), (f"{KERNELS}/row_wgmma.cu",)),
+    **dict.fromkeys(("latent_warpgroups", "listed_rows", "wgmma_narrow"), (f"{KERNELS}/latent_warpgroups.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),

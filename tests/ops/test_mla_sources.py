@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Keys, Latent, Layout, Quant, presets
+from kvgen.bench.tiles import Tile, tile_of
+from kvgen.cli.decode_plan_text import attention
 from kvgen.ops import Gather, MlaDecode
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.codebooks import lloyd_max
+from kvgen.spec.kernel_set import Arch
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import package
 from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of
@@ -32,13 +35,10 @@ INTS = Latent(dtype="bf16", **SMALL, page_size=2, quant=Quant(dtype="i8", scale_
 POOL = presets.max_mla_fp8(**SMALL, page_size=8)
 
 
-def footers(page_size: int) -> Latent:
+def footers(page_size: int, **fields: Any) -> Latent:
     """DeepSeek V4's 584 bytes: 448 e4m3 and 64 bf16, then 7 e8m0 and a zero a token behind the rows of a page."""
     return Latent(
-        dtype="bf16",
-        latent_dim=448,
-        page_size=page_size,
-        values="row",
+        **({"dtype": "bf16", "latent_dim": 448, "page_size": page_size, "values": "row"} | fields),
         layout=Layout(kv="page token head dim", layers="pointers", page_align=576),
         quant=Quant(
             dtype="e4m3",
@@ -50,6 +50,10 @@ def footers(page_size: int) -> Latent:
             amax_min=1e-4,
         ),
     )
+
+
+# The same with f16, and fewer codes.
+HALVES: dict[str, Any] = {"dtype": "f16", "latent_dim": 384, "rope_dim": 128}
 
 
 def inline(page_size: int) -> Latent:
@@ -67,12 +71,21 @@ def source_set(name: str, cache: Cache, heads: int, *others: Cache, **fields: An
     return latent_set(f"sources_{name}", cache, heads, sparse=True, sources=keys, **fields)
 
 
-FOOTERS = source_set("footers", footers(4), 12, footers(2), sinks="out", lse_empty="inf")
+def only(arch: Arch, kernels: KernelSet) -> KernelSet:
+    """The same set for one architecture: sm_90a has a kernel of its own for few columns."""
+    return kernels.model_copy(update={"name": f"{kernels.name}_{arch}", "arch": (arch,)})
+
+
+FOOTERS, WARPGROUPS = (
+    only(arch, source_set("footers", footers(4), 12, footers(2), sinks="out", lse_empty="inf"))
+    for arch in ("sm_80", "sm_90a")
+)
 # What every run has, and what a campaign has besides.
 SETS = [
     source_set("two", BF16, 16, INTS, sinks="out", lse_empty="inf"),
     source_set("three", POOL, 40, SLOTS, INTS, sinks="lse", lse_base="2", out_dtype="f32"),
     FOOTERS,
+    WARPGROUPS,
 ]
 if "KVGEN_FAMILY" in os.environ:
     small = {"dtype": "f16", **SMALL}
@@ -81,6 +94,8 @@ if "KVGEN_FAMILY" in os.environ:
         source_set("many", presets.max_mla(**small, page_size=3), 128, presets.max_mla(**small)),
         source_set("one", INTS, 20, sinks="out"),
         source_set("footers_eight", footers(3), 8, lse_base="2", out_dtype="f32"),
+        source_set("footers_three", footers(4, **HALVES), 5, footers(1, **HALVES), footers(2, **HALVES)),
+        source_set("footers_all", footers(3, quant_rope=True), 16, footers(2, quant_rope=True), sinks="lse"),
         source_set("inline", inline(4), 16, inline(1), inline(2), sinks="lse"),
         source_set("unlike", footers(4), 16, inline(2), sinks="out"),
     ]
@@ -226,7 +241,28 @@ def test_a_cache_without_rows_is_as_if_it_were_not_there(kernels: KernelSet) -> 
     assert was.tobytes() == out.tobytes() and was_lse.tobytes() == lse.tobytes()
 
 
-@pytest.mark.parametrize("kernels", [SETS[0], FOOTERS], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [FOOTERS, WARPGROUPS], ids=lambda kernels: kernels.name)
+def test_scales_that_rise_along_a_list(kernels: KernelSet) -> None:
+    """Every row counts about as much, and scales of 64 dims rise along a list from 2^-127 and 2^-14 on: sums follow each time. In
+    one list, and dims that q has no part in, they rise beyond what f16 holds of them."""
+    scene, q, arguments = step(kernels, some(kernels), 2, (520, 33))
+    q[...] *= 2.0**-12
+    q[..., 320:384] = 0
+    (keys,) = scene.rows()
+    part = keys.parts[0]
+    assert isinstance(part, Coded) and isinstance(part.scales, Elements)
+    group = np.arange(7)
+    for row in range(scene.pages * 4):
+        exponents = row % 4 * 2 + group % 3 - 14 + 20 * (group == 5) * (row % 4 == 3)
+        part.scales.write(row // 4, row % 4, np.exp2(np.where(group == row % 9, -127, exponents))[None])
+    stored = [scene.entries[b][t // 4][0] * 4 + t % 4 for b, n in enumerate(scene.batch.totals) for t in range(n)]
+    for indices, most in zip(arguments["indices"], (3, 2), strict=True):
+        listed = scene.rng.choice([row for row in stored if row % 4 <= most], 520)
+        indices[...] = sorted(listed, key=lambda row: row % 4)
+    call(scene, q, **arguments)
+
+
+@pytest.mark.parametrize("kernels", [SETS[0], FOOTERS, WARPGROUPS], ids=lambda kernels: kernels.name)
 def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
     """A row with a scale that is NaN in one of the caches makes NaN of the rows that list it, whole, and of no others."""
     scene, q, arguments = step(kernels, some(kernels), 2, (9, 9))
@@ -250,27 +286,56 @@ def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
 
 
 def test_which_kernel_lists_go_through() -> None:
-    """Few columns over codes with e8m0 scales, alike in every cache; everything else is widened; one cache as it always was."""
-    few, wide, stored = "mla_decode_pairs", "mla_decode_lists", "mla_decode"
+    """Few columns over codes with e8m0 scales, alike in every cache, with a kernel of sm_90a's own where 64 dims share a scale;
+    everything else is widened; one cache as it always was."""
+    few, many, wide, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_lists", "mla_decode"
     layout = Layout(k="page token head dim", layers="pointers")
+    tall = footers(64, latent_dim=256, rope_dim=256)  # 768 bytes a row: two tiles of 64 do not fit
     found = {
-        source_set("a", footers(64), 16, footers(2)): few,
-        source_set("b", inline(64), 8): few,
-        source_set("c", footers(64), 17, footers(2)): wide,
-        source_set("d", footers(64), 8, inline(64)): wide,
-        source_set("e", footers(64), 64, footers(2)): wide,
-        source_set("f", presets.flashmla_fp8(), 16): stored,
-        source_set("g", presets.flashmla_fp8(), 16, presets.flashmla()): wide,
-        source_set("h", Latent(dtype="bf16", page_size=64, values="row", layout=layout), 16): stored,
-        KernelSet(
-            q_heads=16,
-            cache=footers(64),
-            ops=[MlaDecode(scale=1.0, sparse=True)],
-            arch=["sm_80", "sm_89"],
-        ): wide,
+        source_set("a", footers(64), 16, footers(2)): (few, many),
+        source_set("b", inline(64), 8): (few, few),
+        source_set("c", footers(64), 17, footers(2)): (wide, wide),
+        source_set("d", footers(64), 8, inline(64)): (wide, wide),
+        source_set("e", footers(64), 64, footers(2)): (wide, wide),
+        source_set("f", presets.flashmla_fp8(), 16): (stored, stored),
+        source_set("g", presets.flashmla_fp8(), 16, presets.flashmla()): (wide, wide),
+        source_set("h", Latent(dtype="bf16", page_size=64, values="row", layout=layout), 16): (stored, stored),
+        ops_of(footers(64), 16, ["sm_80", "sm_89"]): (wide, wide),
+        ops_of(footers(64), 16, ["sm_89", "sm_90a"]): (wide, many),
+        ops_of(footers(64), 16, ["sm_90a"]): (many, many),
+        ops_of(tall, 16, ["sm_90a"]): (few, few),
     }
-    for kernels, kernel in found.items():
-        assert op_of(kernels).plan(kernels)[0].template == f"ops/{kernel}.cu.j2", kernels
+    for kernels, (kernel, on_sm_90a) in found.items():
+        (plan, *_) = op_of(kernels).plan(kernels)
+        assert plan.template == f"ops/{kernel}.cu.j2" and plan.on("sm_90a").template == f"ops/{on_sm_90a}.cu.j2", (
+            kernels
+        )
+
+
+def test_what_is_said_of_few_columns() -> None:
+    """Which of both files an architecture has, and why; what is on its way there. Bytes are a token's, 584, in whole tiles."""
+    kernels = source_set("said", footers(64), 16, footers(2))
+    op = op_of(kernels)
+    found, tiles = {}, []
+    for plan, archs in op.plan(kernels)[0].files(kernels.arch):
+        found |= {plan.name: attention(kernels, op, plan, archs)}
+        tiles.append(tile_of(kernels, plan))
+    pairs, warpgroups = found["mla_decode"], found["mla_decode_sm_90a"]
+    assert pairs is not None and warpgroups is not None
+    assert pairs["why"] == "codes as they are stored, half of 512 dims a warp; tokens on M" and pairs["team_warps"] == 2
+    assert warpgroups["why"] == "codes as they are stored, products of warpgroups, which sm_90a has; tokens on M"
+    assert warpgroups["rings"] == {"sm_90a": {"stages": 2, "blocks": 1, "bytes_in_flight": 2 * 64 * 584}}
+    assert (warpgroups["teams"], warpgroups["team_warps"], warpgroups["tile_tokens"]) == (2, 4, 64)
+    assert tiles == [Tile(64, 8, 1, 64 * 584), Tile(128, 8, 1, 128 * 584)]
+    only_pairs = ops_of(inline(64), 8, ["sm_90a"])
+    said = attention(only_pairs, op_of(only_pairs), op_of(only_pairs).plan(only_pairs)[0], ["sm_90a"])
+    assert said is not None and said["why"].endswith(
+        "; no warpgroups on sm_90a: a product has 64 dims, which share no scale"
+    )
+
+
+def ops_of(cache: Cache, heads: int, arch: list[str]) -> KernelSet:
+    return KernelSet(q_heads=heads, cache=cache, ops=[MlaDecode(scale=1.0, sparse=True)], arch=arch)
 
 
 DENSE = {

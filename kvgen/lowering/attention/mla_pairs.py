@@ -84,8 +84,8 @@ class MlaPairsContext:
     qk_scale: str
 
 
-def hindrance(kernels: KernelSet, sources: tuple[Keys, ...]) -> str:
-    """Why a set's lists do not go through this kernel; empty where they do."""
+def rows_hindrance(kernels: KernelSet, sources: tuple[Keys, ...]) -> str:
+    """Why a set's columns and rows are none for codes as they are stored; empty where they are."""
     caches = (kernels.kv, *(keys.cache for keys in sources))
     if kernels.q_heads > COLS:
         return f"a pair of warps has {COLS} columns"
@@ -94,6 +94,13 @@ def hindrance(kernels: KernelSet, sources: tuple[Keys, ...]) -> str:
     rows = {_row_of(cache) for cache in caches}
     if None in rows or len(rows) > 1:
         return "rows are not all of e4m3 codes with e8m0 scales, in one order"
+    return ""
+
+
+def hindrance(kernels: KernelSet, sources: tuple[Keys, ...]) -> str:
+    """Why a set's lists do not go through this kernel; empty where they do."""
+    if hindered := rows_hindrance(kernels, sources):
+        return hindered
     if _stages(kernels, pair_row(kernels.kv)) is None:
         return f"{', '.join(kernels.arch)}: {LEAST_STAGES} tiles of every pair do not fit shared memory"
     return ""
