@@ -23,8 +23,8 @@ from kvgen.export.header import HeaderContext
 from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
-from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_records import MlaRecordsContext
 from kvgen.lowering.attention.mla_warpgroups import MlaWarpgroupsContext
 from kvgen.lowering.attention.mla_widened import MlaWidenedContext
 from kvgen.lowering.attention.mma import TensorContext
@@ -69,7 +69,7 @@ CONTEXTS: dict[str, type] = {
     "ops/extend_simt.cu.j2": ExtendSimtContext,
     "ops/extend_wgmma.cu.j2": ExtendWgmmaContext,
     "ops/mla_decode.cu.j2": MlaDecodeContext,
-    "ops/mla_decode_lists.cu.j2": MlaListsContext,
+    "ops/mla_decode_records.cu.j2": MlaRecordsContext,
     "ops/mla_decode_widened.cu.j2": MlaWidenedContext,
     "ops/mla_decode_pairs.cu.j2": MlaPairsContext,
     "ops/mla_decode_warpgroups.cu.j2": MlaWarpgroupsContext,

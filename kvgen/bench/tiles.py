@@ -9,8 +9,8 @@ from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
-from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_records import MlaRecordsContext
 from kvgen.lowering.attention.mla_warpgroups import WARPGROUPS, MlaWarpgroupsContext
 from kvgen.lowering.attention.mla_widened import MlaWidenedContext
 from kvgen.lowering.attention.mma import TensorContext
@@ -48,7 +48,7 @@ def tile_of(kernels: KernelSet, plan: KernelPlan) -> Tile | None:
         row, tokens = context.row, context.shape.tokens
         nbytes = tokens * (row.latent_bytes + row.rope_bytes + 4 * row.groups)
         return Tile(tokens, plan.threads // 32, context.d.tiles, nbytes)
-    if isinstance(context, MlaListsContext):
+    if isinstance(context, MlaRecordsContext):
         nbytes = context.shape.tokens * sum(map(_bytes, _latent(kernels)))
         return Tile(context.shape.tokens, plan.threads // 32, context.d.tiles, nbytes)
     if isinstance(context, MlaPairsContext):

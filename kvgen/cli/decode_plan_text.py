@@ -12,9 +12,10 @@ from kvgen.lowering.attention import row_rule
 from kvgen.lowering.attention.extend import ExtendContext
 from kvgen.lowering.attention.extend_simt import ExtendSimtContext
 from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
-from kvgen.lowering.attention.mla_lists import MlaListsContext
 from kvgen.lowering.attention.mla_pairs import MlaPairsContext
+from kvgen.lowering.attention.mla_records import MlaRecordsContext
 from kvgen.lowering.attention.mla_warpgroups import WARPGROUPS, MlaWarpgroupsContext
+from kvgen.lowering.attention.mla_widened import MlaWidenedContext
 from kvgen.lowering.attention.mma import SIZES, Stages, TensorContext
 from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import ARCH as WGMMA_ARCH
@@ -46,7 +47,8 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         TensorContext
         | SimtContext
         | MlaDecodeContext
-        | MlaListsContext
+        | MlaRecordsContext
+        | MlaWidenedContext
         | MlaPairsContext
         | MlaWarpgroupsContext
         | MlaWgmmaContext,
@@ -87,15 +89,24 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
             found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {applies(kernels, d.rows * d.group, context.sparse)}"
         teams, warps, tokens, stages = 1, context.threads // 32, shape.tokens, shape.stages
         cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
-    elif isinstance(context, MlaListsContext):
-        caches = "one cache" if len(context.lists) == 1 else f"{len(context.lists)} caches"
+    elif isinstance(context, MlaRecordsContext):
+        caches = "one cache" if len(context.lists) <= 1 else f"{len(context.lists)} caches"
         found["why"] = f"rows of {caches}, in {kernels.kv.dtype} on their way to shared memory; tokens on M"
         teams, warps, tokens, stages = 1, context.threads // 32, context.shape.tokens, Stages(2, 2, 2)
         tile = tile_of(kernels, plan)
         assert tile is not None
         cols, most, nbytes = context.shape.cols, 1, int(tile.nbytes) // tokens
         if isinstance(op, MlaDecode):
-            found["why"] += f"; not as they are stored: {op.hindrance(kernels)}"
+            found["why"] += f"; not as they are stored: {op.in_pairs(kernels)}"
+            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {op.widened(kernels)}" if WGMMA_ARCH in archs else ""
+    elif isinstance(context, MlaWidenedContext):
+        found["why"] = (
+            f"rows widened by warps of their own, products of warpgroups, which {WGMMA_ARCH} has; columns on M"
+        )
+        teams, warps, tokens, stages = 1, context.threads // 32, context.tokens, Stages(2, 0, 0)
+        tile = tile_of(kernels, plan)
+        assert tile is not None
+        cols, most, nbytes = context.cols, 1, int(tile.nbytes) // tile.tokens
     elif isinstance(context, MlaPairsContext):
         pairs = context.shape
         found["why"] = f"codes as they are stored, half of {context.head_dim} dims a warp; tokens on M"
@@ -103,7 +114,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         cols, most, nbytes = pairs.cols, 1, pairs.row_bytes + pairs.scale_bytes * pairs.scales_apart
         held = 2  # one is worked on, one has landed
         if WGMMA_ARCH in archs and isinstance(op, MlaDecode):
-            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {op.warpgroups_hindrance(kernels)}"
+            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {op.by_warpgroups(kernels)}"
     elif isinstance(context, MlaWarpgroupsContext):
         few = context.shape
         found["why"] = f"codes as they are stored, products of warpgroups, which {WGMMA_ARCH} has; tokens on M"

@@ -341,7 +341,10 @@ def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mba
         names = _of_halves(trip, n, min(inits))
         adds = {"first": {h: n for h in _FULL}, "step": dict.fromkeys(_FULL, 2)} if n < 2 else {"trips": 16}
         roles.append(Role(place, trip, 2 * _WARPS if n == 2 else _WARPS, mbarriers=names, **adds))
-    rings = dict.fromkeys(_FULL, Mbarrier(2 * _WARPS)) | dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
+    filled = roles[2]
+    tells = Counter(filled.mbarriers.get(w.address, "") for w in filled.trip if _arrives(w))
+    rings = {name: Mbarrier(filled.warps * tells[name]) for name in _FULL}
+    rings |= dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
     return tuple(roles), rings | {f"weights of {n}": Mbarrier(_WARPS) for n in (0, 1)}
 
 
@@ -362,6 +365,10 @@ def _asks(word: Word) -> bool:
     return word.opcode.startswith("SYNCS.PHASECHK")
 
 
+def _arrives(word: Word) -> bool:
+    return word.opcode.startswith(("SYNCS.ARRIVE", "ARRIVES"))
+
+
 def _asks_before_it_tells(trip: Sequence[Word], first: int) -> bool:
     """Whether a warpgroup asks for the other one's weights before it has made its own: the one of odd tiles."""
     ready = [w for w in trip if w.base == "SYNCS" and offset(w) and (int(offset(w), 0) - first) // 8 in (8, 9)]
@@ -372,7 +379,7 @@ def _of_halves(trip: Sequence[Word], role: int, first: int) -> dict[int, str]:
     """Which mbarrier each word means; of one that is asked twice in a row, what is asked again."""
     names: dict[int, str] = {}
     before: Word | None = None
-    for word in (w for w in trip if w.base == "SYNCS"):
+    for word in (w for w in trip if w.base in ("SYNCS", "ARRIVES")):
         place = (int(offset(word), 0) - first) // 8 if offset(word) else -1
         name = ""
         if 0 <= place < 4:

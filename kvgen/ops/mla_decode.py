@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from kvgen.expr.nodes import const, var
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention.masks_scores import AttentionContext, attention_context
+from kvgen.lowering.attention import mla_pairs, mla_records, mla_warpgroups, mla_widened
+from kvgen.lowering.attention.masks_scores import attention_context
 from kvgen.lowering.attention.mla import THREADS, LatentRow, Shape, latent_row, shape_of
-from kvgen.lowering.attention.mla_lists import TEMPLATE as LISTS
-from kvgen.lowering.attention.mla_lists import TOKENS as LISTS_TOKENS
-from kvgen.lowering.attention.mla_lists import (
-    ListsShape,
-    MlaListsContext,
-    check_row,
-    list_contexts,
-    list_lengths,
-    list_params,
-    list_sizes,
-    lists_shape,
-)
-from kvgen.lowering.attention.mla_pairs import TEMPLATE as PAIRS
-from kvgen.lowering.attention.mla_pairs import MlaPairsContext, hindrance, pairs_shape
-from kvgen.lowering.attention.mla_warpgroups import (
-    MlaWarpgroupsContext,
-    warpgroups_hindrance,
-    warpgroups_shape,
-    with_warpgroups_of_lists,
-)
-from kvgen.lowering.attention.mla_widened import COLS as WIDENED_COLS
-from kvgen.lowering.attention.mla_widened import TOKENS as WIDENED_TOKENS
-from kvgen.lowering.attention.mla_widened import hindrance as widened_hindrance
-from kvgen.lowering.attention.mla_widened import with_widening
+from kvgen.lowering.attention.mla_lists import ListContext, list_contexts, list_lengths, list_params, list_sizes
 from kvgen.lowering.attention.split_kv import (
     SIZES,
     WORKSPACE,
@@ -203,23 +181,18 @@ class MlaDecode(Op):
                 "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "
                 "(own_table); use own_table=False"
             )
-        if self._listed(kernels):
-            check_row(cache, "ops: mla_decode")
-            for keys in self.sources:
-                self._check_keys(keys, cache)
-        if not self.widened(kernels) and not others(kernels):
-            return
-        if self._listed(kernels):
-            self._lists_shape(kernels)
-        else:
-            self._shape(kernels, cache)
+        if not self._stored(kernels):
+            mla_records.check_row(cache, "ops: mla_decode")
+        for keys in self.sources:
+            self._check_keys(keys, cache)
+        self.plan(kernels)
 
     def _check_keys(self, keys: Keys, cache: Cache) -> None:
         """Rows of another cache are as long as the set's, of which V is the same part, and q's type is theirs."""
         at, other = f"sources: {keys.name}", keys.cache
         if not other.latent_part:
             raise ValueError(f"{at}: got a {type(other).__name__} cache; rows are latent; give a Latent cache")
-        check_row(other, at)
+        mla_records.check_row(other, at)
         for name, mine, its in (
             ("dtype", cache.dtype, other.dtype),
             ("head_dim", cache.head_dim, other.head_dim),
@@ -247,41 +220,67 @@ class MlaDecode(Op):
     def _space_of(keys: Keys) -> str:
         return f"{keys.name}_keys"
 
-    def _listed(self, kernels: KernelSet) -> bool:
-        """Whether rows of any record go through the kernel that widens them on their way to shared memory: those of several
-        caches, and those that products cannot be made of as they are."""
-        if not self.sparse:
-            return False
-        if self.sources:
-            return True
-        try:
-            self._shape(kernels, kernels.kv)
-        except ValueError:
-            return True
-        return False
+    def _caches(self, kernels: KernelSet) -> tuple[Cache, ...]:
+        return (kernels.kv, *(keys.cache for keys in self.sources))
 
-    def widened(self, kernels: KernelSet) -> str:
-        """Why rows are not widened by warps of their own, for products of warpgroups on sm_90a; empty where they are."""
-        caches, rest = (kernels.kv, *(keys.cache for keys in self.sources)), others(kernels)
+    def _columns(self, kernels: KernelSet) -> int:
+        """Of a request, or of a row that has lists."""
+        return self.rows * kernels.q_heads
+
+    def _stored(self, kernels: KernelSet) -> bool:
+        """Whether products are made of one cache's rows as they are stored. Others go through kernels that take rows of any
+        record, of several caches as well."""
+        if self.sources:
+            return False
+        try:
+            shape_of(latent_row(kernels.kv), kernels.kv, self._columns(kernels), kernels.arch)
+        except ValueError:
+            return False
+        return True
+
+    def in_pairs(self, kernels: KernelSet) -> str:
+        """Why pairs of warps do not take the rows that lists name; empty where they do."""
         if not self.sparse:
             return "a request's table names its rows"
-        if why := widened_hindrance(kernels.arch, caches, kernels.q_heads):
+        return mla_pairs.hindrance(kernels, self.sources)
+
+    def by_warpgroups(self, kernels: KernelSet) -> str:
+        """The same of the warpgroups of sm_90a that take few columns."""
+        if not self.sparse:
+            return "a request's table names its rows"
+        return mla_warpgroups.warpgroups_hindrance(kernels, self.sources)
+
+    def widened(self, kernels: KernelSet) -> str:
+        """The same of the warps of sm_90a that widen rows for warpgroups with many columns."""
+        columns, rest = self._columns(kernels), others(kernels)
+        if not self.sparse and self.rows > 1:
+            return "rows of a request do not see the same tokens"
+        if not self.sparse and not applies(kernels, columns, self.sparse):
+            return "rows of 16 bits are copied as they are"
+        if why := mla_widened.hindrance(kernels.arch, self._caches(kernels), columns):
             return why
-        if rest:
-            listed = self._listed(kernels)
-            cols = (
-                self._lists_shape(kernels).cols
-                if listed
-                else shape_of(latent_row(kernels.kv), kernels.kv, kernels.q_heads, rest).cols
-            )
-            if -(-kernels.q_heads // cols) != -(-kernels.q_heads // WIDENED_COLS):
-                return f"{', '.join(rest)}: blocks have {cols} columns, a product has {WIDENED_COLS}, and one grid serves all"
+        cols, own = self._warp_cols(kernels, rest) if rest else mla_widened.COLS, mla_widened.COLS
+        if -(-columns // cols) != -(-columns // own) or (self.split != "none" and cols != own):
+            return f"{', '.join(rest)}: blocks have {cols} columns, a product has {own}, and one grid serves all"
         return ""
 
-    def _lists_shape(self, kernels: KernelSet) -> ListsShape:
-        """Of the architectures that have no kernel of their own."""
-        cache, archs = kernels.kv, others(kernels) or kernels.arch
-        return lists_shape(cache.head_dim, cache.latent_part, kernels.q_heads, 1 + len(self.sources), archs)
+    def _warp_cols(self, kernels: KernelSet, archs: tuple[str, ...]) -> int:
+        """Columns of a block whose products are of warps, on these architectures."""
+        if self._stored(kernels):
+            return shape_of(latent_row(kernels.kv), kernels.kv, self._columns(kernels), archs).cols
+        if not self.in_pairs(kernels):
+            return mla_pairs.pairs_shape(kernels).cols
+        return self._records_shape(kernels, archs).cols
+
+    def _records_shape(self, kernels: KernelSet, archs: tuple[str, ...]) -> mla_records.RecordsShape:
+        cache = kernels.kv
+        lists = len(self._caches(kernels)) if self.sparse else 0
+        return mla_records.records_shape(cache.head_dim, cache.latent_part, self._columns(kernels), lists, archs)
+
+    def _tiles(self, kernels: KernelSet) -> tuple[int, int]:
+        """Columns of a block, and blocks that share a request."""
+        cols = self._warp_cols(kernels, self._archs(kernels)) if self.widened(kernels) else mla_widened.COLS
+        return cols, -(-self._columns(kernels) // cols)
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """What products are multiplied by."""
@@ -295,147 +294,182 @@ class MlaDecode(Op):
         return (self.name, *planner, wgmma_file(self.name))
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        if self.widened(kernels):
-            return self._plan_without(kernels)
-        base = self._plan_without(kernels)[0] if others(kernels) else None
-        kernel = self._widened_plan(kernels, base)
-        if self.split == "none":
-            return (kernel,)
-        return kernel, self._lists_planner(kernels)
+        widened = not self.widened(kernels)
+        kernel = None if widened and not others(kernels) else self._kernel_of_warps(kernels)
+        if widened:
+            kernel = mla_widened.with_widening(
+                kernels,
+                self.name,
+                kernel,
+                self._attended(kernels),
+                lists=self._contexts(),
+                caches=self._caches(kernels),
+                params=self._params(kernels),
+                slack=SLACK,
+                qk_scale=self._qk_scale(kernels),
+            )
+        assert kernel is not None
+        return (kernel,) if self.split == "none" else (kernel, self._planner(kernels))
 
-    def _lists_planner(self, kernels: KernelSet) -> KernelPlan:
-        """The planner of rows that have lists."""
-        cache, (names, _, _) = kernels.kv, self._lists()
-        index = dtype(self.index_dtype or cache.lengths_dtype)
-        attend = attention_context(Mask(), None, kernels, index)
-        rest, warpgroups = others(kernels), not self.widened(kernels)
-        tile = WIDENED_TOKENS if warpgroups and not rest else LISTS_TOKENS
-        return planner(
-            kernels,
-            self.name,
-            attend=attend,
-            rows=1,
-            tile=tile,
-            warpgroup_tile=WIDENED_TOKENS if warpgroups and rest else 0,
-            chunk_tokens=0,
-            columns=self._column_tiles(kernels),
-            index=index.name,
-            digest=self._lists_digest(kernels),
-            lengths=list_lengths(names),
-        )
-
-    def _lists_digest(self, kernels: KernelSet) -> int:
-        """Of plans for rows that have lists; 0 where nothing is planned."""
-        index = dtype(self.index_dtype or kernels.kv.lengths_dtype)
-        attend = attention_context(Mask(), None, kernels, index)
-        return plan_digest(kernels, self.name, self.split_plan(kernels), attend, 1, LISTS_TOKENS)
-
-    def _column_tiles(self, kernels: KernelSet) -> int:
-        """Blocks that share a row, of kernels over lists."""
-        cols = self._lists_shape(kernels).cols if self.widened(kernels) else WIDENED_COLS
-        return -(-kernels.q_heads // cols)
-
-    def _widened_plan(self, kernels: KernelSet, base: KernelPlan | None) -> KernelPlan:
-        """The kernel of sm_90a whose rows are widened, beside that of other architectures where there are any."""
-        cache = kernels.kv
-        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
-        params = self._params(kernels, cache, out, index)
-        tiles = -(-kernels.q_heads // WIDENED_COLS)
-        names, spaces, _ = self._lists()
-        return with_widening(
-            kernels,
-            self.name,
-            base,
-            self._attended(
-                kernels, params, attention_context(Mask(), None, kernels, index), tiles, self._lists_digest(kernels)
-            ),
-            lists=list_contexts(self.name, names, spaces),
-            caches=(cache, *(keys.cache for keys in self.sources)),
-            params=params,
+    def _kernel_of_warps(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel of all architectures, with sm_90a's own beside it where rows are not widened there."""
+        if self._stored(kernels):
+            return self._stored_plan(kernels)
+        plan = self._records_plan(kernels) if self.in_pairs(kernels) else self._pairs_plan(kernels)
+        if self.by_warpgroups(kernels):
+            return plan
+        context = mla_warpgroups.MlaWarpgroupsContext(
+            d=self._attended(kernels),
+            lists=self._contexts(),
+            shape=mla_warpgroups.warpgroups_shape(kernels),
+            threads=THREADS,
             slack=SLACK,
-            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
+            head_dim=kernels.kv.head_dim,
+            qk_scale=self._qk_scale(kernels),
+            other_file="",
         )
+        return mla_warpgroups.with_warpgroups_of_lists(kernels, plan, context)
 
-    def _plan_without(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
-        """The kernels of all architectures, or of those without one whose rows are widened."""
-        if self._listed(kernels):
-            return (self._listed_plan(kernels),)
-        cache = kernels.kv
-        index = dtype(self.index_dtype or cache.lengths_dtype)
-        attend = attention_context(Mask(), None, kernels, index)
-        shape, columns = self._shape(kernels, cache), self.rows * kernels.q_heads
-        out = dtype(self.out_dtype or cache.dtype)
-        params = self._params(kernels, cache, out, index)
-        tiles, planned = -(-columns // shape.cols), self.split != "none"
-        warpgroups = not applies(kernels, columns, self.sparse)
-        both, balanced = warpgroups and others(kernels), self.split == "balanced"
-        # Balanced chunks are whole tiles of the kernel that the planner's architecture has; either kernel takes a plan of both.
-        tile = CHUNK_MULTIPLE if warpgroups and not (both and balanced) else shape.tokens
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
+    def _stored_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel that multiplies rows as they are stored."""
+        cache, shape = kernels.kv, self._shape(kernels)
+        warpgroups = not applies(kernels, self._columns(kernels), self.sparse)
         context = MlaDecodeContext(
-            d=self._attended(kernels, params, attend, tiles, digest),
+            d=self._attended(kernels),
             row=latent_row(cache),
             shape=shape,
             threads=THREADS,
             slack=SLACK,
             head_dim=cache.head_dim,
-            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
+            qk_scale=self._qk_scale(kernels),
             ranged=cache.quants["k"] is not None,
             sparse=self.sparse,
-            wgmma_file=wgmma_file(self.name) if both else "",
+            wgmma_file=wgmma_file(self.name) if warpgroups and others(kernels) else "",
         )
-        grid = ((var("num_sm_parts") if planned else var("T")) * tiles, const(1), const(1))
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))
-        template = "ops/mla_decode.cu.j2"
-        kernel = KernelPlan(
+        plan = self._plan_of(kernels, "ops/mla_decode.cu.j2", context, context.d, shared)
+        if warpgroups:
+            plan = with_warpgroups(kernels, plan, context.d, slack=SLACK, qk_scale=context.qk_scale)
+        return plan
+
+    def _pairs_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel for few columns over codes with e8m0 scales."""
+        shape = mla_pairs.pairs_shape(kernels)
+        context = mla_pairs.MlaPairsContext(
+            d=self._attended(kernels),
+            lists=self._contexts(),
+            shape=shape,
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=kernels.kv.head_dim,
+            qk_scale=self._qk_scale(kernels),
+        )
+        shared = tuple((arch, shape.shared(arch)) for arch in kernels.arch)
+        return self._plan_of(kernels, mla_pairs.TEMPLATE, context, context.d, shared)
+
+    def _records_plan(self, kernels: KernelSet) -> KernelPlan:
+        """The kernel of rows of any record."""
+        archs = self._archs(kernels)
+        shape = self._records_shape(kernels, archs)
+        context = mla_records.MlaRecordsContext(
+            d=self._attended(kernels),
+            lists=self._contexts(),
+            shape=shape,
+            threads=THREADS,
+            slack=SLACK,
+            head_dim=kernels.kv.head_dim,
+            qk_scale=self._qk_scale(kernels),
+        )
+        shared = tuple((arch, shape.shared) for arch in archs)
+        return self._plan_of(kernels, mla_records.TEMPLATE, context, context.d, shared)
+
+    def _plan_of(
+        self, kernels: KernelSet, template: str, context: object, d: Attended, shared: tuple[tuple[str, int], ...]
+    ) -> KernelPlan:
+        rows = var("num_sm_parts" if d.planned else "T")
+        return KernelPlan(
             self.name,
-            context.d.entry,
+            d.entry,
             template,
             context,
-            params,
-            grid,
+            self._params(kernels),
+            (rows * d.tiles, const(1), const(1)),
             THREADS,
             shared_by_arch=shared,
             reads_tables=not self.sparse,
         )
-        if warpgroups:
-            kernel = with_warpgroups(kernels, kernel, context.d, slack=SLACK, qk_scale=context.qk_scale)
-        if not planned:
-            return (kernel,)
-        chunk_tokens = self.chunk if self.split == "invariant" else 0
-        return kernel, planner(
+
+    def _planner(self, kernels: KernelSet) -> KernelPlan:
+        """What cuts requests, or the lists of rows, into chunks."""
+        tile, warpgroup_tile = self._plan_tiles(kernels)
+        fields: dict[str, Any] = {"tile": tile, "warpgroup_tile": warpgroup_tile}
+        if self.sparse:
+            # Lists take whole tiles of the kernel that reads them.
+            fields = {"tile": CHUNK_MULTIPLE, "list_tile": tile, "warpgroup_list_tile": warpgroup_tile}
+            fields["lengths"] = list_lengths(self._lists()[0])
+        return planner(
             kernels,
             self.name,
-            attend=attend,
+            attend=attention_context(Mask(), None, kernels, self._index(kernels)),
             rows=self.rows,
-            tile=tile,
-            warpgroup_tile=CHUNK_MULTIPLE if both and balanced else 0,
-            chunk_tokens=chunk_tokens,
-            columns=tiles,
-            index=index.name,
-            digest=digest,
+            chunk_tokens=self.chunk if self.split == "invariant" else 0,
+            columns=self._tiles(kernels)[1],
+            index=self._index(kernels).name,
+            digest=self._digest(kernels),
+            **fields,
         )
 
-    def _attended(
-        self, kernels: KernelSet, params: tuple[Param, ...], attend: AttentionContext, tiles: int, digest: int
-    ) -> Attended:
+    def _plan_tiles(self, kernels: KernelSet) -> tuple[int, int]:
+        """Tokens of a tile, and where sm_90a's kernel has others than that of other architectures, its own (0: it has not)."""
+        stored = self._stored(kernels)
+        own = 0
+        if not self.widened(kernels) or not self.by_warpgroups(kernels):
+            own = mla_widened.TOKENS
+        elif stored and not applies(kernels, self._columns(kernels), self.sparse):
+            own = CHUNK_MULTIPLE
+        if own and not others(kernels):
+            return own, 0
+        if stored:
+            tile = self._shape(kernels).tokens
+        else:
+            tile = mla_records.TOKENS if self.in_pairs(kernels) else mla_pairs.TOKENS
+        # Chunks of balanced plans are whole tiles of the architecture's kernel, those of fixed ones of both.
+        if own and not self.sparse and self.split != "balanced":
+            return own, 0
+        return tile, own
+
+    def _digest(self, kernels: KernelSet) -> int:
+        """Of the plans that its kernels take; 0 where nothing is planned."""
+        attend = attention_context(Mask(), None, kernels, self._index(kernels))
+        tile, _ = self._plan_tiles(kernels)
+        return plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, tile)
+
+    def _index(self, kernels: KernelSet) -> DType:
+        return dtype(self.index_dtype or kernels.kv.lengths_dtype)
+
+    def _qk_scale(self, kernels: KernelSet) -> str:
+        """From products to scores in base 2."""
+        return float_literal(self.softmax_scale(kernels) * LOG2E)
+
+    def _attended(self, kernels: KernelSet) -> Attended:
         """What every kernel of this operation has."""
         cache = kernels.kv
+        params = self._params(kernels)
         return Attended(
             entry=entry_name(kernels, self.name),
             params=tuple(p.declaration for p in params),
-            attend=attend,
+            attend=attention_context(Mask(), None, kernels, self._index(kernels)),
             elem=dtype(cache.dtype).c,
             out_elem=dtype(self.out_dtype or cache.dtype).c,
             factored=False,
             kv_heads=1,
             group=kernels.q_heads,
             rows=self.rows,
-            tiles=tiles,
+            tiles=self._tiles(kernels)[1],
             v_size=cache.latent_part,
             vec=4,
             planned=self.split != "none",
-            plan_digest=digest,
+            plan_digest=self._digest(kernels) if self.split != "none" else 0,
             sinks=self.sinks is not None,
             new_in_length=new_in_length(kernels),
             lse_inf=self.lse_empty == "inf",
@@ -443,74 +477,10 @@ class MlaDecode(Op):
             lse_base_two=self.lse_base == "2",
         )
 
-    def hindrance(self, kernels: KernelSet) -> str:
-        """Of lists of rows of any record: why few columns do not take codes as they are stored; empty where they do."""
-        return hindrance(kernels, self.sources)
-
-    def _pairs_plan(self, kernels: KernelSet) -> KernelPlan:
-        """The kernel for few columns over codes with e8m0 scales."""
-        cache, shape = kernels.kv, pairs_shape(kernels)
-        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
-        params = self._params(kernels, cache, out, index)
+    def _contexts(self) -> tuple[ListContext, ...]:
+        """Its lists as templates have them; none where a request's table names its rows."""
         names, spaces, _ = self._lists()
-        context = MlaPairsContext(
-            d=self._attended(kernels, params, attention_context(Mask(), None, kernels, index), 1, 0),
-            lists=list_contexts(self.name, names, spaces),
-            shape=shape,
-            threads=THREADS,
-            slack=SLACK,
-            head_dim=cache.head_dim,
-            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
-        )
-        shared = tuple((arch, shape.shared(arch)) for arch in kernels.arch)
-        grid = (var("T"), const(1), const(1))
-        return KernelPlan(
-            self.name, context.d.entry, PAIRS, context, params, grid, THREADS, shared_by_arch=shared, reads_tables=False
-        )
-
-    def warpgroups_hindrance(self, kernels: KernelSet) -> str:
-        """The same of sm_90a's kernel, whose products are those of warpgroups."""
-        return warpgroups_hindrance(kernels, self.sources)
-
-    def _listed_plan(self, kernels: KernelSet) -> KernelPlan:
-        """The kernels over lists of rows of any record."""
-        plan = self._lists_plan(kernels) if self.hindrance(kernels) else self._pairs_plan(kernels)
-        if self.warpgroups_hindrance(kernels):
-            return plan
-        found = plan.context
-        assert isinstance(found, MlaPairsContext | MlaListsContext)
-        context = MlaWarpgroupsContext(
-            d=found.d,
-            lists=found.lists,
-            shape=warpgroups_shape(kernels),
-            threads=THREADS,
-            slack=SLACK,
-            head_dim=found.head_dim,
-            qk_scale=found.qk_scale,
-            other_file="",
-        )
-        return with_warpgroups_of_lists(kernels, plan, context)
-
-    def _lists_plan(self, kernels: KernelSet) -> KernelPlan:
-        """The kernel that widens rows of any record."""
-        cache, shape = kernels.kv, self._lists_shape(kernels)
-        index, out = dtype(self.index_dtype or cache.lengths_dtype), dtype(self.out_dtype or cache.dtype)
-        params = self._params(kernels, cache, out, index)
-        tiles = -(-kernels.q_heads // shape.cols)
-        names, spaces, _ = self._lists()
-        context = MlaListsContext(
-            d=self._attended(kernels, params, attention_context(Mask(), None, kernels, index), tiles, 0),
-            lists=list_contexts(self.name, names, spaces),
-            shape=shape,
-            threads=THREADS,
-            slack=SLACK,
-            head_dim=cache.head_dim,
-            qk_scale=float_literal(self.softmax_scale(kernels) * LOG2E),
-        )
-        grid = (var("T") * tiles, const(1), const(1))
-        return KernelPlan(
-            self.name, context.d.entry, LISTS, context, params, grid, THREADS, shared=shape.shared, reads_tables=False
-        )
+        return list_contexts(self.name, names, spaces) if self.sparse else ()
 
     def _lists(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Of the set's own list and the others: names ("": its own), namespaces and classes of their caches."""
@@ -522,32 +492,28 @@ class MlaDecode(Op):
         """What its workspace is made of; None without one."""
         if self.split == "none":
             return None
-        cache = kernels.kv
-        if self.sparse:
-            cols, tiles = WIDENED_COLS, self._column_tiles(kernels)
-            partial = tiles * partial_bytes(cols, cache.latent_part)
-            return SplitPlan(columns=tiles, blocks_per_sm=1, partial_bytes=partial, chunk_tokens=0)
-        shape = self._shape(kernels, cache)
-        tiles = -(-self.rows * kernels.q_heads // shape.cols)
+        cols, tiles = self._tiles(kernels)
         return SplitPlan(
             columns=tiles,
             blocks_per_sm=1,
-            partial_bytes=tiles * partial_bytes(shape.cols, cache.latent_part),
+            partial_bytes=tiles * partial_bytes(cols, kernels.kv.latent_part),
             chunk_tokens=self.chunk if self.split == "invariant" else 0,
-            max_seen=most_seen(kernels, self.rows, Mask()),
+            max_seen=0 if self.sparse else most_seen(kernels, self.rows, Mask()),
         )
 
-    def _shape(self, kernels: KernelSet, cache: Cache) -> Shape:
-        return shape_of(latent_row(cache), cache, self.rows * kernels.q_heads, self._archs(kernels))
+    def _shape(self, kernels: KernelSet) -> Shape:
+        """Of rows as they are stored."""
+        return shape_of(latent_row(kernels.kv), kernels.kv, self._columns(kernels), self._archs(kernels))
 
     def _archs(self, kernels: KernelSet) -> tuple[str, ...]:
-        """The architectures that a warp's products are for."""
-        warpgroups = not applies(kernels, self.rows * kernels.q_heads, self.sparse)
+        """The architectures that have no kernel with products of warpgroups and many columns."""
+        warpgroups = not self.widened(kernels) or not applies(kernels, self._columns(kernels), self.sparse)
         return (others(kernels) if warpgroups else ()) or kernels.arch
 
-    def _params(self, kernels: KernelSet, cache: Cache, out: DType, index: DType) -> tuple[Param, ...]:
+    def _params(self, kernels: KernelSet) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
-        elem = dtype(cache.dtype)
+        cache, index = kernels.kv, self._index(kernels)
+        elem, out = dtype(cache.dtype), dtype(self.out_dtype or cache.dtype)
         heads = kernels.q_heads
         planned = self.split != "none"
         sinks = Array("sinks", "f32", (heads,), doc="score of each query head's sink", fields=("q_heads",))
@@ -572,7 +538,7 @@ class MlaDecode(Op):
                 out.name,
                 ("T", heads, cache.latent_part),
                 access="out",
-                align=4 * out.bytes,
+                align=min(16, (4 if self.widened(kernels) else mla_widened.VEC) * out.bytes),
                 strided=True,
                 doc="attention output, still latent",
                 field="out_dtype" if self.out_dtype else "dtype",

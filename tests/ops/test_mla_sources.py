@@ -288,7 +288,7 @@ def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
 def test_which_kernel_lists_go_through() -> None:
     """Few columns over codes with e8m0 scales, alike in every cache, with a kernel of sm_90a's own where 64 dims share a scale;
     everything else is widened; one cache as it always was."""
-    few, many, wide, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_lists", "mla_decode"
+    few, many, wide, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_records", "mla_decode"
     layout = Layout(k="page token head dim", layers="pointers")
     tall = footers(64, latent_dim=256, rope_dim=256)  # 768 bytes a row: two tiles of 64 do not fit
     found = {

@@ -59,7 +59,7 @@ class Record:
 
 @dataclass(frozen=True)
 class RecordContext:
-    """A record as the template has it: its name, the prefix of the namespace of the first cache with such rows, and which lists those are."""
+    """A record as the template has it: its name, the prefix of its namespace, and which lists have such rows."""
 
     name: str
     space: str
@@ -129,6 +129,8 @@ def _record(cache: Cache) -> Record | str:
         return f"a row's codes are no run of a multiple of {PANEL} dims in 16 bits or less"
     if codes.quant is not None and codes.quant.recipe not in _RECIPES:
         return f"recipe {codes.quant.recipe!r} has more than a scale"
+    if codes.quant is None:
+        return _copied(codes, more, cache)
     plain = more[0] if more else None
     if plain is not None and not _follows(codes, plain, cache):
         return "a row's dims without scales lie apart from its codes"
@@ -150,6 +152,18 @@ def _record(cache: Cache) -> Record | str:
         scale_step=step,
         scale_access=access,
     )
+
+
+def _copied(codes: Segment, more: Sequence[Segment], cache: Cache) -> Record | str:
+    """Of rows of 16 bits throughout."""
+    end = codes.size
+    for part in more:
+        if part.region.byte_offset - codes.region.byte_offset != 2 * end or not _follows(codes, part, cache):
+            return "a row's RoPE part lies apart from its other dims"
+        end += part.size
+    if codes.region.vector != 8:
+        return "rows are no runs of 16 bytes"
+    return Record(codes.region.dtype.name, 16, "", "", 0, 0, 0, 0, 0, 0)
 
 
 def _follows(codes: Segment, plain: Segment, cache: Cache) -> bool:

@@ -43,7 +43,8 @@ class PlanContext:
 
     `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not depend
     on the batch, 0 where chunks are as long as balance asks. `warpgroup_tile` is the tile where another kernel runs that has
-    products of warpgroups, 0 where none does. `lists` are the lengths of a row's lists, where those are its tokens.
+    products of warpgroups, 0 where none does. `lists` are the lengths of a row's lists, where those are its tokens,
+    in whole tiles of `list_tile`, or of `warpgroup_list_tile` where such another kernel runs.
     """
 
     entry: str
@@ -61,6 +62,8 @@ class PlanContext:
     new_in_length: bool
     digest: int
     lists: tuple[str, ...] = ()
+    list_tile: int = 0
+    warpgroup_list_tile: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,8 +195,11 @@ def planner(
     digest: int,
     cross: bool = False,
     lengths: tuple[Param, ...] = (),
+    list_tile: int = 0,
+    warpgroup_list_tile: int = 0,
 ) -> KernelPlan:
-    """The planner of operation `name`: one block, once a step. Where rows have lists, `lengths` are those of the lists."""
+    """The planner of operation `name`: one block, once a step. Where rows have lists, `lengths` are those of the lists, each of
+    which takes whole tiles of `list_tile` entries, or of `warpgroup_list_tile` where products are of warpgroups (0: the same)."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
     params = (
         WORKSPACE,
@@ -219,6 +225,8 @@ def planner(
         new_in_length=new_in_length(kernels, cross),
         digest=digest,
         lists=tuple(p.name for p in lengths),
+        list_tile=list_tile,
+        warpgroup_list_tile=warpgroup_list_tile,
     )
     one = const(1)
     return KernelPlan(

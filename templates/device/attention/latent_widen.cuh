@@ -47,18 +47,30 @@ __device__ __forceinline__ bool has_nan(const uint32_t (&scales)[N]) {
   return (found & kByteSigns) != 0;
 }
 
-// What a lane holds of half a tile whose rows lie as `Record` says: 16 dims of each panel of its token, and their scales.
+// What a lane holds of half a tile whose rows lie as `Record` says: 16 dims of each panel of its token, and their scales. Rows that are of 16 bits
+// throughout are copied, and nothing of them is held.
 template <typename Tile, uint32_t kHalf, typename Record>
 struct HalfOf {
   using S = typename Record::Codes;
   using E = typename Tile::Element;
   static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
+  static constexpr bool kCopied = Record::kPlainPanel == 0;
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
+  // Where the lane's dims lie in panel n of those without scales; and in the tile at `stage`, its second 8 dims at ^ 16.
+  __device__ static __forceinline__ const uint8_t* plain_dims(const RowPlace& place, uint32_t n) {
+    return place.codes + threadIdx.x % 4 * (32 - kUnitBytes<S>) + (Record::kPlainAt + (kFirst + n - Record::kPlainPanel) * 128);
+  }
+  __device__ static __forceinline__ uint32_t lane_place() {
+    const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+    return (threadIdx.x / 32 % 8 * 8 + g) * 128 + (lane % 4 * 2 ^ g) * 16;
+  }
+
   // Starts the loads.
   __device__ static __forceinline__ void load(Words& words, Scales& scales, const RowPlace& place) {
+    if constexpr (kCopied) return;
 #pragma unroll
     for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
 #pragma unroll
@@ -75,9 +87,8 @@ struct HalfOf {
 #pragma unroll
         for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
       } else {
-        const uint8_t* plain = place.codes + threadIdx.x % 4 * (32 - kUnitBytes<S>) + (Record::kPlainAt + (panel - Record::kPlainPanel) * 128);
 #pragma unroll
-        for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain + at, place.live);
+        for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain_dims(place, n) + at, place.live);
       }
     }
   }
@@ -116,9 +127,19 @@ struct HalfOf {
     }
   }
 
+  // Starts copies of rows that nothing is held of to the tile at `stage`.
+  __device__ static __forceinline__ void copy_async(uint8_t* stage, const RowPlace& place) {
+    const uint32_t to = matrix_address(stage) + kFirst * Tile::kPanelBytes, at = lane_place();
+#pragma unroll
+    for (uint32_t n = 0; n < kPanels; ++n) {
+      cp_async<16>(to + n * Tile::kPanelBytes + at, plain_dims(place, n), place.live);
+      cp_async<16>(to + n * Tile::kPanelBytes + (at ^ 16), plain_dims(place, n) + 16, place.live);
+    }
+  }
+
   // Dequantizes and stores them to the tile at `stage`.
   __device__ static __forceinline__ void store(uint8_t* stage, const Words& words, const Scales& scales) {
-    const uint32_t lane = threadIdx.x % 32, g = lane / 4, at = (threadIdx.x / 32 % 8 * 8 + g) * 128 + (lane % 4 * 2 ^ g) * 16;
+    const uint32_t at = lane_place();
 #pragma unroll
     for (uint32_t n = 0; n < kPanels; ++n) {
       Vec<E, 16> values;
@@ -145,23 +166,40 @@ struct HalfOf {
 // The same of rows that lie as one of several records says.
 template <typename Tile, uint32_t kHalf, typename... Records>
 struct HalfRow {
+  template <typename Record>
+  using Of = HalfOf<Tile, kHalf, Record>;
   static constexpr bool kOne = sizeof...(Records) == 1;
-  uint32_t words[Tile::kMine + kHalf * Tile::kRopePanels][8], scales[4], record;
+  static constexpr bool kCopies = (Of<Records>::kCopied || ...);
+  static constexpr uint32_t kArrivals = kCopies ? 256 + 8 : 8;  // at a half's mbarrier: a warp's, and each thread's for what it copies
+  uint32_t words[Tile::kMine + kHalf * Tile::kRopePanels][8], scales[4];
+  RowPlace place;
 
-  __device__ __forceinline__ void load(const RowPlace& place) {
-    record = place.record;
+  __device__ __forceinline__ void load(const RowPlace& from) {
+    place = from;
     uint32_t n = 0;
-    ((kOne || record == n++ ? HalfOf<Tile, kHalf, Records>::load(words, scales, place) : void()), ...);
+    ((kOne || place.record == n++ ? Of<Records>::load(words, scales, from) : void()), ...);
   }
   __device__ __forceinline__ bool await() const {
     bool found = false;
     uint32_t n = 0;
-    ((kOne || record == n++ ? void(found = HalfOf<Tile, kHalf, Records>::await(scales)) : void()), ...);
+    ((kOne || place.record == n++ ? void(found = Of<Records>::await(scales)) : void()), ...);
     return found;
   }
-  __device__ __forceinline__ void store(uint8_t* stage) const {
+  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there.
+  __device__ __forceinline__ void store(uint8_t* stage, uint64_t& full) const {
     uint32_t n = 0;
-    ((kOne || record == n++ ? HalfOf<Tile, kHalf, Records>::store(stage, words, scales) : void()), ...);
+    ((kOne || place.record == n++ ? store_as<Records>(stage, full) : void()), ...);
+  }
+
+ private:
+  template <typename Record>
+  __device__ __forceinline__ void store_as(uint8_t* stage, uint64_t& full) const {
+    if constexpr (Of<Record>::kCopied) Of<Record>::copy_async(stage, place);
+    else Of<Record>::store(stage, words, scales);
+    if constexpr (kCopies) cp_async_arrive(&full);
+    fence_async_shared();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(&full);
   }
 };
 

@@ -86,20 +86,21 @@ __device__ __forceinline__ PlannedRequest request_at(const Cache&, const ListedR
   request.kind = RowKind::claimed;
   request.tiles = 0;
   if (row >= rows.num_rows) return request;
-  request.chunk = KvChunk::unclaimed(row);
-  request.chunk.b = row;
+  KvChunk& chunk = request.chunk;
+  chunk = KvChunk::unclaimed(row);
+  chunk.b = row;
 #pragma unroll
   for (uint32_t n = 0; n < kLists; ++n) {
     const uint32_t length = load_index(rows.lengths[n], row);
     if (length > kMostListed) {
-      request.chunk.fault = Fault::length;
-      request.chunk.tokens = length;
+      chunk.fault = Fault::length;
+      chunk.tokens = length;
     }
-    if (request.chunk.fault == Fault::none) request.tiles += length / Split::kTile + (length % Split::kTile != 0);
+    if (chunk.fault == Fault::none) chunk.end += (length + Split::kListTile - 1) / Split::kListTile * Split::kListTile;
   }
-  if (request.chunk.fault == Fault::none) request.chunk.tokens = request.chunk.end = request.tiles * Split::kTile;
-  else request.tiles = 0;
-  request.tiles = max(1, request.tiles);
+  if (chunk.fault == Fault::none) chunk.tokens = chunk.end;
+  else chunk.end = 0;
+  request.tiles = max(1, chunk.end / Split::kTile + (chunk.end % Split::kTile != 0));
   return request;
 }
 

@@ -11,11 +11,6 @@ __device__ __forceinline__ const T* pointer_of_lane(const T* p, uint32_t lane) {
   return (const T*)__shfl_sync(~0u, (unsigned long long)p, lane);
 }
 
-// An arrival at the mbarrier, of those that it was initialised with, once this thread's copies so far have landed.
-__device__ __forceinline__ void cp_async_arrive(uint64_t* bar) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"((uint32_t)__cvta_generic_to_shared(bar)) : "memory");
-}
-
 // Starts the copies of kRows rows of kDims elements by one warp: lane n has the address `from` of row first + n, first a multiple of 8
 // (nullptr: the row becomes zeros). Eight lanes copy 64 dims of a row, so that a warp asks for four whole lines of memory, and writes to
 // different banks.

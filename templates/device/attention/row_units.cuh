@@ -33,6 +33,9 @@ __device__ __forceinline__ int32_t listed_entry(const KeyList (&lists)[kLists], 
   return entry < list.count ? in_global(list.entries)[entry] : -1;
 }
 
+// A row of a cache counted over all of its pages; kNoEntry: none.
+constexpr uint32_t kNoEntry = kU32Max;
+
 // 16 dims of a row as some cache stores them.
 struct alignas(16) RowUnit {
   static constexpr uint32_t kDims = 16, kWords = 12;
@@ -63,15 +66,15 @@ __device__ __forceinline__ void widen_unit(Vec<E, RowUnit::kDims>& out, const Ro
 
 // Starts the loads of the rows that `entries` names, physical rows of this cache; what is none becomes zeros.
 template <typename Role, typename Tile, typename Cache>
-__device__ __forceinline__ void load_units(TileUnits<Tile>& units, const Cache& cache, const int32_t* entries) {
+__device__ __forceinline__ void load_units(TileUnits<Tile>& units, const Cache& cache, const uint32_t* entries) {
 #pragma unroll
   for (uint32_t n = 0; n < TileUnits<Tile>::kMine; ++n) {
     units.e[n] = {};
     if (!TileUnits<Tile>::has(n)) continue;
     const uint32_t entry = entries[TileUnits<Tile>::token(n)], dim = TileUnits<Tile>::dim(n);
-    const auto page = cache.page_at(entry / cache.page_tokens);  // no page of -1
+    const auto page = cache.page_at(entry / cache.page_tokens);
     const uint32_t token = entry % cache.page_tokens;
-    if (!page.valid) continue;
+    if (entry == kNoEntry || !page.valid) continue;
     if constexpr (kSame<typename Role::Rope, void>) {
       load_unit<typename Role::Main>(units.e[n], cache, page, token, dim);
     } else {
