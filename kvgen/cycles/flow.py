@@ -102,6 +102,12 @@ class Loop:
                 left, best = fewer, way
         return best
 
+    @cached_property
+    def _last(self) -> frozenset[int]:
+        """The blocks that end a trip. A branch back to ask an mbarrier of the loop's beginning once more ends none."""
+        back = frozenset(n for n in self.members if self.head in self.graph[n].next)
+        return frozenset(n for n in back if not _only_asks(self.graph[n].code)) or back
+
     def _longest(self, allowed: Set[int]) -> tuple[Word, ...] | None:
         """The longest way round through these blocks, loops within this one entered and left at once."""
         best: dict[int, tuple[Word, ...] | None] = {}
@@ -110,7 +116,7 @@ class Loop:
         def way(n: int) -> tuple[Word, ...] | None:
             if n not in best:
                 above.add(n)
-                ends: list[tuple[Word, ...]] = [()] if self.head in self.graph[n].next else []
+                ends: list[tuple[Word, ...]] = [()] if n in self._last else []
                 after = [m for m in self.graph[n].next if m in allowed and m != self.head]
                 ends += [found for m in after if m not in above and (found := way(m)) is not None]
                 above.discard(n)
@@ -198,6 +204,10 @@ def _asked(code: Sequence[Word]) -> str | None:
     return offset(asks[-1]) if asks else None
 
 
+def _only_asks(code: Sequence[Word]) -> bool:
+    return _asked(code) is not None and {x.base for x in code} <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}
+
+
 def offset(word: Word) -> str:
     """The constant in the address of a word, which tells mbarriers of a kernel apart; empty without one."""
     found = _OFFSET.search(word.text)
@@ -206,8 +216,8 @@ def offset(word: Word) -> str:
 
 def _asks_again(made: Sequence[Block], before: Sequence[Sequence[int]], number: int) -> bool:
     """Whether it is there for an mbarrier that was not ready when asked: by a block before it, with at most moves between."""
-    asks, bases = _asked(made[number].code), {x.base for x in made[number].code}
-    if asks is None or not bases <= {"SYNCS", "BRA", "NANOSLEEP", "YIELD"}:
+    asks = _asked(made[number].code)
+    if not _only_asks(made[number].code):
         return False
     seen, waiting = {number}, [number]
     while waiting:

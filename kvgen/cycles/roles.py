@@ -341,10 +341,7 @@ def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mba
         names = _of_halves(trip, n, min(inits))
         adds = {"first": {h: n for h in _FULL}, "step": dict.fromkeys(_FULL, 2)} if n < 2 else {"trips": 16}
         roles.append(Role(place, trip, 2 * _WARPS if n == 2 else _WARPS, mbarriers=names, **adds))
-    filled = roles[2]
-    tells = Counter(filled.mbarriers.get(w.address, "") for w in filled.trip if _arrives(w))
-    rings = {name: Mbarrier(filled.warps * tells[name]) for name in _FULL}
-    rings |= dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
+    rings = dict.fromkeys(_FULL, Mbarrier(2 * _WARPS)) | dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
     return tuple(roles), rings | {f"weights of {n}": Mbarrier(_WARPS) for n in (0, 1)}
 
 
@@ -376,7 +373,9 @@ def _asks_before_it_tells(trip: Sequence[Word], first: int) -> bool:
 
 
 def _of_halves(trip: Sequence[Word], role: int, first: int) -> dict[int, str]:
-    """Which mbarrier each word means; of one that is asked twice in a row, what is asked again."""
+    """Which mbarrier each word means. One that is asked twice in a row is asked again; of those who fill a half in several ways,
+    each with its arrival, the last counts, and before others one that is made when copies have landed.
+    """
     names: dict[int, str] = {}
     before: Word | None = None
     for word in (w for w in trip if w.base in ("SYNCS", "ARRIVES")):
@@ -391,4 +390,8 @@ def _of_halves(trip: Sequence[Word], role: int, first: int) -> dict[int, str]:
         again = before is not None and _asks(word) and _asks(before) and names[before.address] == name
         names[word.address] = "" if again else name
         before = word
+    for name in _FULL:
+        tells = [w for w in trip if _arrives(w) and names.get(w.address) == name]
+        for word in sorted(tells, key=lambda w: (w.base == "ARRIVES", w.address))[:-1]:
+            names[word.address] = ""
     return names
