@@ -38,6 +38,7 @@ def scaled(
     return KernelSet(name=f"scales_{name}", q_heads=2 * heads, cache=cache, ops=(decode,), arch=(arch,)), runs
 
 
+E8M0: Final[dict[str, Any]] = {"scale_dtype": "e8m0", "recipe": "pow2"}
 I8: Final[dict[str, Any]] = {"dtype": "i8", "scale_dtype": "f16"}
 MIXED: Final[dict[str, Any]] = {
     "k_quant": Quant(dtype="i8", scale_dtype="bf16"),
@@ -81,6 +82,19 @@ SETS: Final = dict(
     kivi_signed=scaled("kivi_signed", 32, 1, 96, (1, 2), kind="f16", arch="sm_80", **kivi(16, "i4", False)),
     kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
     kivi_plain=scaled("kivi_plain", 16, 1, 32, (1, 2), kind="f16", **kivi(16, "i8", False)),
+    mxfp8=scaled("mxfp8", 16, 2, 64, (4, 4), arch="sm_80", dtype="e4m3", block=Block(dim=32), **E8M0),
+    mxfp4=scaled("mxfp4", 16, 2, 128, (4, 4), dtype="e2m1", block=Block(dim=32), **E8M0),
+    mxfp8_rows=scaled("mxfp8_rows", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=32), rows=5, **E8M0),
+    mxfp4_rows=scaled("mxfp4_rows", 16, 2, 128, (4, 4), dtype="e2m1", block=Block(dim=32), rows=5, **E8M0),
+    mxfp4_sixteens=scaled("mxfp4_sixteens", 16, 2, 64, (4, 4), dtype="e2m1", block=Block(dim=16), **E8M0),
+    mxfp8_sixteens=scaled("mxfp8_sixteens", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=16), **E8M0),
+    mxfp8_halves=scaled("mxfp8_halves", 16, 2, 128, (4, 4), dtype="e4m3", block=Block(dim=64), **E8M0),
+    mxfp8_whole=scaled("mxfp8_whole", 16, 2, 64, (2, 2), dtype="e4m3", **E8M0),
+    mx_e5m2=scaled("mx_e5m2", 16, 2, 64, (4, 4), dtype="e5m2", block=Block(dim=32), **E8M0),
+    mx_short=scaled("mx_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e4m3", block=Block(dim=16), **E8M0),
+    mxfp4_short=scaled("mxfp4_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", block=Block(dim=16), **E8M0),
+    mx_lonely=scaled("mx_lonely", 1, 1, 64, (0, 0), dtype="e2m1", block=Block(dim=32), **E8M0),
+    mx_thirds=scaled("mx_thirds", 16, 2, 96, (2, 2), dtype="e4m3", block=Block(dim=32), **E8M0),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 
@@ -103,6 +117,16 @@ TWO_HEADS: Final = (
     "thirds",
     "sixths",
     "max_sixths",
+    "mxfp8",
+    "mxfp4",
+    "mxfp8_rows",
+    "mxfp4_rows",
+    "mxfp4_sixteens",
+    "mxfp8_sixteens",
+    "mxfp8_halves",
+    "mxfp8_whole",
+    "mx_e5m2",
+    "mx_thirds",
 )
 
 
