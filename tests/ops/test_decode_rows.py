@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
+from kvgen import CSR, Block, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.runtime import Fault, describe
 from tests.support.batches import PLAIN, Batch
 from tests.support.decode_steps import Step, step, steps
@@ -109,6 +109,23 @@ SETS = {
             2,
             q_dtype="e4m3",
             out_dtype="e4m3",
+        ),
+        _set(
+            "mxfp4",
+            presets.sglang(dtype="bf16", kv_heads=2, head_dim=64, kv_cache_dtype="fp4_e2m1"),
+            4,
+            2,
+            split="balanced",
+        ),
+        _set(
+            "mxfp8",
+            _paged(
+                "bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", block=Block(dim=32))
+            ),
+            3,
+            1,
+            split="invariant",
+            chunk=64,
         ),
         _set("fp8_scaled", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 8, 4),
     )

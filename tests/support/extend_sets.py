@@ -172,7 +172,13 @@ MORE: Final = {
         _set("mxfp8_halves", _paged("bf16", 1, 128, 8, quant=_mx("e5m2", 64)), 4, "sm_89", split="invariant", chunk=64),
         _set("mxfp8_whole", _paged("bf16", 2, 64, 16, quant=_mx("e4m3", None)), 4),
         _set("mxfp4_sixteens", presets.sglang(dtype="bf16", kv_heads=2, head_dim=64, kv_cache_dtype="fp4_e2m1"), 4),
-        _set("mxfp4_tree", _paged("bf16", 2, 40, 16, quant=_mx("e2m1", 16)), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
+        _set(
+            "mxfp4_tree",
+            _paged("bf16", 2, 40, 16, quant=_mx("e2m1", 16)),
+            4,
+            mask=Mask(tree="packed"),
+            score=Score(softcap=8.0),
+        ),
         _set("mx_of_v", _paged("bf16", 2, 64, 16, v_quant=_mx("e4m3", 32), layout=_APART), 4),
         # On CUDA cores.
         _set("mxfp8_half", _paged("f16", 2, 64, 16, quant=_mx("e4m3", 32)), 4),

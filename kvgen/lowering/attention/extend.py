@@ -265,7 +265,10 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         v_step=mma.step_bytes(storage_v),
         run=mma.run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
-        expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        expands=any(
+            use.endswith("_groups") and not mma.has_powers(x, role)
+            for use, x, role in ((k_use, storage_k, "key"), (v_use, storage_v, "value"))
+        ),
         tables=mma.has_tables(storage_k, "key") or mma.has_tables(storage_v, "value"),
         k_tables=mma.has_tables(storage_k, "key"),
         v_tables=mma.has_tables(storage_v, "value"),
