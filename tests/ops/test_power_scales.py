@@ -90,8 +90,8 @@ def test_a_scale_that_is_no_number(name: str, role: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_of_zeros(name: str) -> None:
-    """Groups whose codes are 0 under the least scales, which a write and a pool without writes have: of every fourth token, and of all
-    of the last request."""
+    """Groups whose codes are 0 under the least scales, which a write and a pool without writes have: of every fourth token, and
+    of all of the last request."""
     found, keys, values = laid(name)
     (codes,) = (a for n, a in found.scene.arrays().items() if not n.endswith("scales"))
     width = codes.shape[-1] // keys.shape[-1]

@@ -291,8 +291,8 @@ def _together(segment: Segment) -> bool:
 
 
 def carried_by_weights(v: Segment, n_tiles: int) -> bool:
-    """Whether weights carry V's scales, powers of two, where all columns see all tokens: where that is fewer multiplications, for so
-    many tiles of 8 columns, than one an element."""
+    """Whether weights carry V's scales, powers of two, where all columns see all tokens: where that is fewer multiplications,
+    for so many tiles of 8 columns, than one an element."""
     scales = v.scales
     if scales is None or not has_powers(v, "value") or not _together(v):
         return False
