@@ -169,7 +169,7 @@ def test_more_rows_than_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e4])
-@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8", "drows_mxfp4"])
 def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
     """The last row of a request is garbage, or the key or the value that came with it: the others are right all the same."""
     found = step(SETS[name], _plain(name, (70, 20)), offsets=False)
@@ -188,7 +188,7 @@ def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
 # Bad data ----------------------------------------------------------------------------------------------------------------
 
 VICTIM = 1
-HOSTILE = ("drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8_scaled")
+HOSTILE = ("drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8_scaled", "drows_mxfp8")
 
 
 @pytest.mark.parametrize("what", ["minus_one", "pages", "huge", "last", "length", "length_huge"])

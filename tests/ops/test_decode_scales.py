@@ -86,12 +86,12 @@ SETS: Final = dict(
     mxfp4=scaled("mxfp4", 16, 2, 128, (4, 4), dtype="e2m1", block=Block(dim=32), **E8M0),
     mxfp8_rows=scaled("mxfp8_rows", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=32), rows=5, **E8M0),
     mxfp4_rows=scaled("mxfp4_rows", 16, 2, 128, (4, 4), dtype="e2m1", block=Block(dim=32), rows=5, **E8M0),
-    mxfp4_sixteens=scaled("mxfp4_sixteens", 16, 2, 64, (4, 4), dtype="e2m1", block=Block(dim=16), **E8M0),
-    mxfp8_whole=scaled("mxfp8_whole", 16, 2, 64, (2, 2), dtype="e4m3", **E8M0),
     nvfp4_rows=scaled("nvfp4_rows", 1, 1, 128, (8, 8), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
 )  # fmt: skip
 # What a campaign has besides.
 MORE: Final = dict(
+    mxfp4_sixteens=scaled("mxfp4_sixteens", 16, 2, 64, (4, 4), dtype="e2m1", block=Block(dim=16), **E8M0),
+    mxfp8_whole=scaled("mxfp8_whole", 16, 2, 64, (2, 2), dtype="e4m3", **E8M0),
     mxfp8_sixteens=scaled("mxfp8_sixteens", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=16), **E8M0),
     mxfp8_halves=scaled("mxfp8_halves", 16, 2, 128, (4, 4), dtype="e4m3", block=Block(dim=64), **E8M0),
     mxfp8_wide=scaled("mxfp8_wide", 16, 1, 256, (8, 8), dtype="e4m3", block=Block(dim=32), **E8M0),
