@@ -183,6 +183,15 @@ def test_copies(name: str) -> None:
     assert (mma.scale_run(k, "key", shape.heads), mma.scale_run(v, "value", shape.heads)) == runs
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_f16_caches_do_not_go_with_bf16(rows: int) -> None:
+    """Weights of V would be rounded to fewer bits, and q beside K."""
+    kernels, _ = scaled("mx_f16", 16, 2, 128, (0, 0), kind="f16", rows=rows, dtype="e4m3", block=Block(dim=32), **E8M0)
+    why = "e8m0 scales of groups of dims fit bf16 operands alone, and q and weights of f16 have more bits"
+    role = "V" if rows == 1 else "K"  # scales of K multiply sums where columns are few
+    assert kernels.ops[0].walk(kernels) == ("CUDA cores", f"{role}: {why}")  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("move", ["", "aligned", "unaligned"])
 @pytest.mark.parametrize("name", DRAWN)
 def test_oracle(name: str, move: Any) -> None:
