@@ -1,6 +1,6 @@
 // Tiles of 16 tokens through fragments.cuh: block b has tile b, a row of `pitch` bytes a token.
 #include "../../templates/device/base/types.cuh"
-#include "../../templates/device/attention/fragments.cuh"
+#include "../../templates/device/attention/bf16_codes.cuh"
 
 // This warp's tile, as memory has it, in shared memory; where this lane's row begins.
 template <typename F>
@@ -129,6 +129,7 @@ __device__ __forceinline__ void sum(float* sums, const uint32_t* tiles, const ui
 #ifndef TYPES
 #define TYPES                                                                                                            \
   KERNELS(bf16, bf16) KERNELS(f16, f16) KERNELS(e4m3, e4m3) KERNELS(e5m2, e5m2) KERNELS(i8, int8_t) KERNELS(u8, uint8_t) \
-  KERNELS(i4, i4x2) KERNELS(u4, u4x2) KERNELS(e2m1, e2m1x2)
+  KERNELS(i4, i4x2) KERNELS(u4, u4x2) KERNELS(e2m1, e2m1x2) KERNELS(e4m3_bf16, InBf16<e4m3>)                              \
+  KERNELS(e5m2_bf16, InBf16<e5m2>) KERNELS(e2m1_bf16, InBf16<e2m1x2>)
 #endif
 TYPES

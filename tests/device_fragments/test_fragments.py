@@ -23,12 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "tests/device_fragments/fragments.cu"
 # Element type of memory -> its bits.
 BITS = {"bf16": 16, "f16": 16, "e4m3": 8, "e5m2": 8, "i8": 8, "u8": 8, "i4": 4, "u4": 4, "e2m1": 4}
+# Codes that are widened to bf16 in place of f16.
+WIDE = {"e4m3_bf16": "e4m3", "e5m2_bf16": "e5m2", "e2m1_bf16": "e2m1"}
+BITS |= {dtype: BITS[code] for dtype, code in WIDE.items()}
 PLAIN: dict[str, Any] = {"bf16": bfloat16, "f16": np.float16}
 PITCHES = (80, 144, 272, 1168)
 TILES = 2
 
 # Where conversions differ: fp8 has none in hardware on sm_80, fp4 has some on sm_100f.
-OTHERS = {"sm_80": {"e4m3": "e4m3"}, "sm_100f": {"e2m1": "e2m1x2"}}
+OTHERS = {"sm_80": {"e4m3": "e4m3", "e4m3_bf16": "InBf16<e4m3>"}, "sm_100f": {"e2m1": "e2m1x2"}}
 CASES = [("sm_90a", dtype) for dtype in BITS] + [(arch, dtype) for arch, own in OTHERS.items() for dtype in own]
 
 cases = pytest.mark.parametrize(("arch", "dtype"), CASES)
@@ -57,7 +60,12 @@ def decoded(raw: Array, dtype: str) -> Array:
         with np.errstate(invalid="ignore"):  # signalling NaN
             plain: Array = np.ascontiguousarray(raw).view(PLAIN[dtype]).astype(np.float64)
             return plain
-    return quant.values(quant.unpack_nibbles(raw) if BITS[dtype] == 4 else raw, dtype)
+    return quant.values(quant.unpack_nibbles(raw) if BITS[dtype] == 4 else raw, WIDE.get(dtype, dtype))
+
+
+def operand(dtype: str) -> Any:
+    """What products take."""
+    return bfloat16 if dtype in WIDE else PLAIN.get(dtype, np.float16)
 
 
 def same(found: Array, wanted: Array) -> None:
@@ -92,7 +100,7 @@ def test_every_code_at_every_place(arch: str, dtype: str, role: str) -> None:
     count = tiles * (blocks + 2 * halves)
     out, found_dims = memory(count * 256, np.uint16), memory(count // tiles * 256, np.uint32)
     launch(arch, kernel, out, found_dims, source, pitch, tiles=tiles, pitch=pitch, outs=2)
-    kind: Any = PLAIN.get(dtype, np.float16)
+    kind = operand(dtype)
     with np.errstate(invalid="ignore"):  # signalling NaN
         found = out.view(kind).astype(np.float64).reshape(tiles, -1, 32, 4, 2) * factor(arch, dtype)
     of_dim = found_dims.reshape(found.shape[1:])
@@ -121,7 +129,7 @@ def drawn(dtype: str, pitch: int, dims: int, rng: np.random.Generator, filler: i
         raw[..., :width] = rng.standard_normal((TILES, 16, dims)).astype(PLAIN[dtype]).view(np.uint8)
     else:
         own = rng.integers(0, 256, (TILES, 16, width)).astype(np.uint8)
-        bad = ~np.isfinite(quant.values(own, dtype)) if dtype in ("e4m3", "e5m2") else np.zeros(own.shape, bool)
+        bad = ~np.isfinite(decoded(own, dtype)) if BITS[dtype] == 8 else np.zeros(own.shape, bool)
         raw[..., :width] = np.where(bad, 0x3B, own)
     return raw, decoded(raw[..., :width], dtype)
 
@@ -165,7 +173,7 @@ def test_codes_from_zero(dtype: str, role: str) -> None:
 @pytest.mark.parametrize("pitch", PITCHES)
 def test_products(arch: str, dtype: str, pitch: int) -> None:
     rng = np.random.default_rng(pitch)
-    kind: Any = PLAIN.get(dtype, np.float16)
+    kind = operand(dtype)
     for dims in sizes(dtype, pitch):
         raw, keys = drawn(dtype, pitch, dims, rng, 0)
         q = memory(8 * dims, kind, rng.standard_normal(8 * dims).astype(kind))

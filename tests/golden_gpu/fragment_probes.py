@@ -21,6 +21,8 @@ from tests.golden_gpu.probe import Arrays, Probe, u32
 
 UNIT: Final = "kv_fragments"
 PLAIN: Final[dict[str, Any]] = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+# Codes that are widened to bf16 in place of f16.
+WIDE: Final = {"e4m3_bf16": "e4m3", "e5m2_bf16": "e5m2", "e2m1_bf16": "e2m1"}
 # Bytes between rows of products; dims of those by bits of an element, whole blocks and 8 more.
 PITCH, DIMS = 144, {16: 56, 8: 104, 4: 200}
 # Bytes between rows of dumps, and how many tiles they are of.
@@ -28,12 +30,17 @@ DUMPED, BLOCKS = 48, 16
 
 
 def _bits(dtype: str) -> int:
-    return 16 if dtype in PLAIN else 4 if dtype in PACKED else 8
+    return 16 if dtype in PLAIN else 4 if WIDE.get(dtype, dtype) in PACKED else 8
+
+
+def _operand(dtype: str) -> Any:
+    """What products take."""
+    return ml_dtypes.bfloat16 if dtype in WIDE else PLAIN.get(dtype, np.float16)
 
 
 def _factor(dtype: str, tricks: bool) -> float:
     """kFactor."""
-    return 2.0**14 if dtype == "e2m1" else 2.0**8 if tricks else 1.0
+    return 1.0 if dtype in WIDE else 2.0**14 if dtype == "e2m1" else 2.0**8 if tricks else 1.0
 
 
 def _decoded(rows: Array, dtype: str) -> Array:
@@ -42,7 +49,7 @@ def _decoded(rows: Array, dtype: str) -> Array:
     if dtype in PLAIN:
         plain: Array = raw.view(PLAIN[dtype]).astype(np.float32)
         return plain
-    return numbers_of(raw, dtype).reshape(*raw.shape[:-1], -1)
+    return numbers_of(raw, WIDE.get(dtype, dtype)).reshape(*raw.shape[:-1], -1)
 
 
 # Fragments ----------------------------------------------------------------------------------------------------------
@@ -61,7 +68,7 @@ def _dims(role: str, dtype: str) -> Array:
             dims = column if role == "keys" else row
         elif role == "keys":
             i = 2 * (step % halves) + register // 2
-            at = 2 * i + element if in_word == 4 else i + steps * element
+            at = 2 * i + element if in_word == 4 or dtype in WIDE else i + steps * element
             dims = step // halves * 4 * in_word + in_word * QUAD[lane] + at
         else:
             dims = step // halves * 4 * in_word + ROW[lane] * steps + step % halves * 2 + register % 2
@@ -93,8 +100,8 @@ def _dump(role: str, dtype: str, tricks: bool, arrays: Arrays) -> dict[str, Want
         values[:, 1:, (column if role == "keys" else row) >= 8] = 0
         rule = Rule("b32")
     else:
-        values = (_decoded(raw, dtype)[:, token, dims] / np.float32(_factor(dtype, tricks))).astype(np.float16)
-        rule = Rule("f16", 2, any_nan=True)
+        values = (_decoded(raw, dtype)[:, token, dims] / np.float32(_factor(dtype, tricks))).astype(_operand(dtype))
+        rule = Rule("bf16" if dtype in WIDE else "f16", 2, any_nan=True)
     words = np.ascontiguousarray(values).view(np.uint32).reshape(BLOCKS, -1, 128)
     return {"out": Wanted(words, rule), "dims": exact(dims)}
 
@@ -106,16 +113,16 @@ def _small(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> Arra
     """Bytes of whole and half numbers of at most 16, or of any integers; the last axis in bytes."""
     if dtype in PLAIN:
         return rng.integers(-8, 9, (*shape[:-1], shape[-1] // 2)).astype(PLAIN[dtype]).view(np.uint8)
-    if dtype not in ("e4m3", "e5m2"):
+    if WIDE.get(dtype, dtype) not in ("e4m3", "e5m2"):
         return rng.integers(0, 256, shape).astype(np.uint8)
-    values = quant.values(np.arange(256), dtype)
+    values = quant.values(np.arange(256), WIDE.get(dtype, dtype))
     return rng.choice(np.flatnonzero((np.abs(values) <= 16) & (values * 2 == np.rint(values * 2))), shape).astype(
         np.uint8
     )
 
 
 def _product_inputs(kernel: str, dtype: str) -> dict[str, Array]:
-    rng, dims, kind = np.random.default_rng(170), DIMS[_bits(dtype)], PLAIN.get(dtype, np.float16)
+    rng, dims, kind = np.random.default_rng(170), DIMS[_bits(dtype)], _operand(dtype)
     tiles = np.full((2, 16, PITCH), 0xFF, np.uint8)
     width = dims * _bits(dtype) // 8
     tiles[..., : -(-width // 16) * 16] = 0
@@ -127,7 +134,7 @@ def _product_inputs(kernel: str, dtype: str) -> dict[str, Array]:
 
 
 def _product(kernel: str, dtype: str, arrays: Arrays) -> dict[str, Wanted]:
-    dims, kind = DIMS[_bits(dtype)], PLAIN.get(dtype, np.float16)
+    dims, kind = DIMS[_bits(dtype)], _operand(dtype)
     raw = arrays["tiles"].view(np.uint8).reshape(2, 16, PITCH)[..., : dims * _bits(dtype) // 8]
     rows, other = _decoded(raw, dtype).astype(np.float64), arrays["other"].view(kind).astype(np.float64)
     if kernel == "score":
@@ -211,8 +218,9 @@ def _of_type(dtype: str, unit: str, suffix: str) -> Iterator[Probe]:
 
 def probes() -> list[Probe]:
     """All of this module."""
-    found = [probe for dtype in (*PLAIN, *TYPES) for probe in _of_type(dtype, UNIT, "")]
-    found += _of_type("e4m3", "kv_fragments_tricks", "_tricks")
+    found = [probe for dtype in (*PLAIN, *TYPES, *WIDE) for probe in _of_type(dtype, UNIT, "")]
+    for dtype in ("e4m3", "e4m3_bf16"):
+        found += _of_type(dtype, "kv_fragments_tricks", "_tricks")
     blocks = len(_words_inputs()["codes"]) // 64
     return [
         *found,

@@ -20,12 +20,15 @@ DIMS: Final = 128
 
 # Rows of codes ------------------------------------------------------------------------------------------------------
 
-# Bytes of a row, tokens of a tile, dims of a scale, type of scales: int8, u4 with zero points, e4m3 with scales of tokens, e2m1.
+# Bytes of a row, tokens of a tile, dims of a scale, type of scales: int8, u4 with zero points, e4m3 with scales of tokens, e2m1;
+# e2m1 and e4m3 that become bf16.
 TILES: Final = (
     (128, 64, 32, np.float16),
     (64, 128, 32, np.float16),
     (128, 64, 128, np.float32),
     (64, 128, 16, ml_dtypes.float8_e4m3fn),
+    (64, 128, 32, ml_dtypes.float8_e8m0fnu),
+    (128, 64, 16, ml_dtypes.float8_e8m0fnu),
 )
 E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 # Dims of each eight as codes of 4 bits come.
@@ -50,6 +53,9 @@ def _scales(n: int) -> NDArray[Any]:
     _, tokens, dims, kind = TILES[n]
     rng = np.random.default_rng(310 + n)
     found = rng.uniform(0.25, 4, (tokens, 2, DIMS // dims, 2 if n == 1 else 1)) * rng.choice([1, -1])
+    if n >= 4:  # every power of two, and NaN
+        exponents = rng.integers(0, 256, found.shape).astype(np.uint8)
+        return exponents.view(kind)
     if n == 1:
         found[..., 1] = rng.integers(0, 16, found.shape[:-1])
     typed: NDArray[Any] = found.astype(kind)
@@ -74,7 +80,7 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
     tokens = np.zeros(64)
     for n, (_, count, dims, _) in enumerate(TILES):
         codes, scales = _codes(n), _scales(n)[:, 1].astype(np.float64)
-        scales[np.arange(count) % 7 == 3] = 0
+        scales[np.arange(count) % 7 == 3] = 2.0**-127 if n >= 4 else 0  # zero bits
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(count, -1)
         scale = scales[..., 0].repeat(dims, axis=1)
         with np.errstate(invalid="ignore"):
@@ -83,15 +89,21 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
             elif n == 1:
                 zero = (-scales[..., 0] * scales[..., 1]).astype(np.float16).astype(np.float64)
                 found = nibbles * scale + zero.repeat(dims, axis=1)
+            elif n == 4:
+                found = E2M1[nibbles] * scale
+            elif n == 5:
+                found = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale
             elif n == 2:
                 found, tokens = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64), scales[:, 0, 0]
             else:
                 found = E2M1[nibbles] * 2.0**-14 * scale
-            halves = pattern(found.astype(np.float16))
+            with np.errstate(over="ignore"):
+                halves = pattern(found.astype(ml_dtypes.bfloat16 if n >= 4 else np.float16))
         if n in (1, 3):
             halves = halves.reshape(count, -1, 8)[..., APART].reshape(count, DIMS)
         out[n, : count * DIMS] = grouped(halves).reshape(-1)
-    return {"out": Wanted(out, Rule("f16", any_nan=True, any_zero=True)), "token_scales": close(tokens, 0.0)}
+    rules = tuple(Rule("bf16" if n >= 4 else "f16", any_nan=True, any_zero=True) for n in range(len(TILES)))
+    return {"out": Wanted(out, rules), "token_scales": close(tokens, 0.0)}
 
 
 # Q ------------------------------------------------------------------------------------------------------------------

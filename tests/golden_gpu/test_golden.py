@@ -136,6 +136,7 @@ CALLED_IN = {
     "columns": (f"{KERNELS}/columns.cu", f"{KERNELS}/split_kv.cu"),
     "merge": (f"{KERNELS}/split_kv.cu",),
     **dict.fromkeys(("mma_tile", "tile_copy", "tile_tables"), (f"{KERNELS}/mma_tile.cu",)),
+    **dict.fromkeys(("tile_powers", "bf16_codes"), (f"{KERNELS}/tile_powers.cu",)),
     "tile_scales": (f"{KERNELS}/tile_scales.cu", f"{KERNELS}/fp4_tables.cu"),
     **{
         name: (f"{KERNELS}/{name}.cu",)

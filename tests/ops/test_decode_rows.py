@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
+from kvgen import CSR, Block, Continuous, Dense, KernelSet, Layout, Paged, PerKV, Quant, Ring, ops, presets
 from kvgen.runtime import Fault, describe
 from tests.support.batches import PLAIN, Batch
 from tests.support.decode_steps import Step, step, steps
@@ -110,6 +110,23 @@ SETS = {
             q_dtype="e4m3",
             out_dtype="e4m3",
         ),
+        _set(
+            "mxfp4",
+            presets.sglang(dtype="bf16", kv_heads=2, head_dim=64, kv_cache_dtype="fp4_e2m1"),
+            4,
+            2,
+            split="balanced",
+        ),
+        _set(
+            "mxfp8",
+            _paged(
+                "bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", block=Block(dim=32))
+            ),
+            3,
+            1,
+            split="invariant",
+            chunk=64,
+        ),
         _set("fp8_scaled", _paged("bf16", 2, 64, 16, quant=Quant(dtype="e4m3", scale_dtype="f32")), 8, 4),
     )
 }
@@ -152,7 +169,7 @@ def test_more_rows_than_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("what", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e4])
-@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8"])
+@pytest.mark.parametrize("name", ["drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8", "drows_mxfp4"])
 def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
     """The last row of a request is garbage, or the key or the value that came with it: the others are right all the same."""
     found = step(SETS[name], _plain(name, (70, 20)), offsets=False)
@@ -171,7 +188,7 @@ def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
 # Bad data ----------------------------------------------------------------------------------------------------------------
 
 VICTIM = 1
-HOSTILE = ("drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8_scaled")
+HOSTILE = ("drows_two", "drows_eight", "drows_f32", "drows_falcon", "drows_fp8_scaled", "drows_mxfp8")
 
 
 @pytest.mark.parametrize("what", ["minus_one", "pages", "huge", "last", "length", "length_huge"])

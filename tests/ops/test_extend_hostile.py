@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import float8_e8m0fnu
 
 from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
@@ -105,6 +106,10 @@ def test_any_offsets_and_tables(name: str, data: Any) -> None:
     found = three(SETS[name], seed=data.draw(st.integers(0, 2)), padding=data.draw(st.integers(0, 2)))
     for tensor in (t for tensors in found.scene.tensors.values() for t in tensors):
         array = tensor.view(tensor.memory)  # requests of other lengths see what no token was written to
+        if array.dtype == float8_e8m0fnu:  # nor what no sum holds
+            exponents = array.view(np.uint8)
+            exponents[...] = np.clip(exponents, 120, 134)
+            continue
         special = array.view(np.uint8) & 0x7C == 0x7C if array.itemsize == 1 else ~np.isfinite(array.astype(np.float32))
         array[special] = 0
     assert found.row_offsets is not None

@@ -69,6 +69,7 @@ def _codes(
     return _set(name, _paged(kind, 2, dim, page, quant=quant, **of_cache), group, **fields)
 
 
+E8M0: Final[dict[str, Any]] = {"scale_dtype": "e8m0", "recipe": "pow2"}
 _APART = Layout(k="page layer token head dim", v="page layer token head dim")
 _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
 
@@ -98,7 +99,13 @@ SETS |= {
     "fp8": _codes("fp8", "bf16", 64, Quant(dtype="e4m3", scale_dtype="f32")),
     "int4": _codes("int4", "bf16", 128, Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
 }
+SETS["mxfp4"] = _codes("mxfp4", "bf16", 64, Quant(dtype="e2m1", **E8M0, block=Block(dim=32)))
 MORE: Final = {
+    "mxfp8": _codes("mxfp8", "bf16", 128, Quant(dtype="e4m3", **E8M0, block=Block(dim=32)), mask=Mask(window=70)),
+    "mxfp4_sixteens": _codes("mxfp4_sixteens", "bf16", 128, Quant(dtype="e2m1", **E8M0, block=Block(dim=16)), group=3),
+    "mxfp8_halves": _codes(
+        "mxfp8_halves", "bf16", 128, Quant(dtype="e5m2", **E8M0, block=Block(dim=64)), split="invariant", chunk=256
+    ),
     "fp8_plain": _codes("fp8_plain", "bf16", 128, Quant(dtype="e4m3", scale_dtype=None), split="invariant", chunk=256),
     "fp8_given": _codes(
         "fp8_given", "f16", 64, Quant(dtype="e5m2", scale="given", scale_dtype="f32", block=Block(token=None)), q_dtype="e4m3"

@@ -36,6 +36,10 @@ def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
     return Paged(dtype=kind, kv_heads=heads, head_dim=dim, page_size=page, **fields)
 
 
+def _mx(codes: Any, dim: int | None) -> Quant:
+    return Quant(dtype=codes, scale_dtype="e8m0", recipe="pow2", block=Block(dim=dim))
+
+
 _APART = Layout(k="page layer token head dim", v="page layer token head dim")
 
 
@@ -83,6 +87,7 @@ SETS: Final = {
             _paged("bf16", 1, 64, 16, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
             4,
         ),
+        _set("mxfp4", _paged("bf16", 2, 64, 16, quant=_mx("e2m1", 32)), 3, mask=Mask(window=50)),
     )
 }
 # What a campaign has besides.
@@ -163,7 +168,20 @@ MORE: Final = {
             4,
             "sm_90a",
         ),
+        _set("mxfp8", _paged("bf16", 2, 128, 16, quant=_mx("e4m3", 32)), 4),
+        _set("mxfp8_halves", _paged("bf16", 1, 128, 8, quant=_mx("e5m2", 64)), 4, "sm_89", split="invariant", chunk=64),
+        _set("mxfp8_whole", _paged("bf16", 2, 64, 16, quant=_mx("e4m3", None)), 4),
+        _set("mxfp4_sixteens", presets.sglang(dtype="bf16", kv_heads=2, head_dim=64, kv_cache_dtype="fp4_e2m1"), 4),
+        _set(
+            "mxfp4_tree",
+            _paged("bf16", 2, 40, 16, quant=_mx("e2m1", 16)),
+            4,
+            mask=Mask(tree="packed"),
+            score=Score(softcap=8.0),
+        ),
+        _set("mx_of_v", _paged("bf16", 2, 64, 16, v_quant=_mx("e4m3", 32), layout=_APART), 4),
         # On CUDA cores.
+        _set("mxfp8_half", _paged("f16", 2, 64, 16, quant=_mx("e4m3", 32)), 4),
         _set("xpacked", presets.vllm_xpacked(dtype="bf16", kv_heads=2, head_dim=40, page_size=16), 3, sinks="out"),
         _set("f32_paged", _paged("f32", 2, 128, 16), 4),
         _set("f32_open", presets.max_continuous(dtype="f32", kv_heads=2, head_dim=24), 7, mask=Mask(causal=False)),

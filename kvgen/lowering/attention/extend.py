@@ -118,6 +118,8 @@ class ExtendContext:
     v_tables: bool
     k_use: str
     v_use: str
+    k_powers: bool
+    v_powers: bool
     k_scale_run: int
     v_scale_run: int
     k_given: bool
@@ -168,7 +170,7 @@ def hindrance(kernels: KernelSet, *, fixed: bool = False) -> str:
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = mma.segment_hindrance(parts[0]) or mma.waiting_hindrance(cache, role)
+        why = mma.segment_hindrance(parts[0]) or mma.waiting_hindrance(cache, role) or mma.query_hindrance(cache, role)
         if why:
             return f"{role.upper()}: {why}"
     found = shape(kernels, fixed=fixed)
@@ -263,12 +265,17 @@ def extend_context(kernels: KernelSet, d: Attended, scale: float, s: Shape, chun
         v_step=mma.step_bytes(storage_v),
         run=mma.run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
-        expands=any(use.endswith("_groups") for use in (k_use, v_use)),
+        expands=any(
+            use.endswith("_groups") and not mma.has_powers(x, role)
+            for use, x, role in ((k_use, storage_k, "key"), (v_use, storage_v, "value"))
+        ),
         tables=mma.has_tables(storage_k, "key") or mma.has_tables(storage_v, "value"),
         k_tables=mma.has_tables(storage_k, "key"),
         v_tables=mma.has_tables(storage_v, "value"),
         k_use="none" if k_use == "given" else k_use,
         v_use="none" if v_use == "given" else v_use,
+        k_powers=mma.has_powers(storage_k, "key"),
+        v_powers=mma.has_powers(storage_v, "value"),
         k_scale_run=mma.scale_run(storage_k, "key"),
         v_scale_run=mma.scale_run(storage_v, "value"),
         k_given=k_use == "given",

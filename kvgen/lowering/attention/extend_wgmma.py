@@ -47,7 +47,7 @@ _AT_ONCE: Final = {4: 2, 8: 4}
 
 @dataclass(frozen=True)
 class Widening:
-    """How codes of K and V become f16.
+    """How codes of K and V become f16, or bf16 where their scales are e8m0 of groups of dims (`powers`).
 
     ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of a
     tile's codes; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once. `q_scaled`: q
@@ -64,6 +64,7 @@ class Widening:
     at_once: int
     base_two: bool
     q_scaled: bool
+    powers: bool
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ def _hinders_widening(kernels: KernelSet, chunk_tokens: int, scores: bool, masks
         return f"{what} and sums of {kernels.kv.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
     if kernels.kv.v_dim > 192:
         return f"sums of {kernels.kv.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
+    if len({mma.has_powers(parts[0], _ROLES[role]) for role, parts in kernels.kv.storage.roles.items()}) > 1:
+        return "one of K and V becomes bf16, beside e8m0 scales of dims, and the other f16"
     for role, parts in kernels.kv.storage.roles.items():
         segment = parts[0]
         halves = 128 // tile_tokens(kernels)  # threads of a row
@@ -293,6 +296,7 @@ def _widening(kernels: KernelSet, d: Attended) -> Widening | None:
         at_once=_AT_ONCE[k.region.dtype.bits],
         base_two=d.attend.plain,
         q_scaled=d.q_scaled,
+        powers=mma.has_powers(k, "key"),
     )
 
 
@@ -308,7 +312,7 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     w = _widening(kernels, attended)
     context = ExtendWgmmaContext(
         d=attended,
-        operand=dtype(cache.dtype).c if w is None else "f16",
+        operand=dtype(cache.dtype).c if w is None else "bf16" if w.powers else "f16",
         k=k,
         v=v,
         cols=COLS,

@@ -38,6 +38,7 @@ REACHABLE: Final = 17.6
 MOST_HEADS: Final = 2
 # Registers of sums up to which 32 tokens have room.
 LONG_REGISTERS: Final = 64
+_ROLES: Final = {"k": "key", "v": "value"}
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,10 @@ class TensorContext:
     v_use: str
     k_moved: bool
     v_moved: bool
+    k_bf16: bool
+    k_powers: bool
+    v_powers: bool
+    v_weighted: bool
     k_groups: int
     v_groups: int
     k_sums: bool
@@ -142,8 +147,8 @@ def hindrance(kernels: KernelSet, rows: int, asks: bool = False, lists: bool = F
     for role, parts in cache.storage.roles.items():
         if len(parts) > 1:
             return f"{role.upper()} has parts of its own"
-        why = segment_hindrance(parts[0], {"k": "key", "v": "value"}[role], rows * kernels.group)
-        why = why or waiting_hindrance(cache, role)
+        why = segment_hindrance(parts[0], _ROLES[role], rows * kernels.group)
+        why = why or waiting_hindrance(cache, role) or query_hindrance(cache, role, rows * kernels.group)
         if why:
             return f"{role.upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache.storage.roles["v"][0], rows, asks):
@@ -170,6 +175,13 @@ def waiting_hindrance(cache: Cache, role: str) -> str:
     if quant is None or not quant.residual or (role == "k" and cache.dtype == "f16" and not lower(cache).table.window):
         return ""
     return "tokens that wait to be quantized; those of K alone, f16 and in no ring, have a form of tensor cores"
+
+
+def query_hindrance(cache: Cache, role: str, columns: int = 0) -> str:
+    """Why q, or weights of V, cannot be operands beside what K or V is widened to; empty where they can."""
+    if cache.dtype == "bf16" or not in_bf16(cache.storage.roles[role][0], _ROLES[role], columns):
+        return ""
+    return f"e8m0 scales of groups of dims fit bf16 operands alone, and q and weights of {cache.dtype} have more bits"
 
 
 def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> str:
@@ -222,12 +234,24 @@ def scale_use(segment: Segment, role: str, columns: int = 0) -> str:
     if not segment.global_scale and quant.recipe != "max" and _of_sums(segment, role, columns):
         return "token"
     # A register has the codes of one group. e4m3 scales times e2m1 codes are exact in f16, f16 scales round once; but e2m1 is
-    # widened to fractions of 2^14, which f16 scales would make subnormal.
+    # widened to fractions of 2^14, which f16 scales would make subnormal. Powers of two are exact in bf16.
     if scales.block[2] * segment.region.dtype.bits % 32:
         return ""
-    if scales.dtype.name not in ("f16", "e4m3") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
+    if scales.dtype.name not in ("f16", "e4m3", "e8m0") or (scales.dtype.name == "f16" and quant.codes.name == "e2m1"):
         return ""
     return f"{role}_groups"
+
+
+def has_powers(segment: Segment, role: str, columns: int = 0) -> bool:
+    """Whether scales are powers of two of groups of dims (device/attention/tile_powers.cuh)."""
+    scales = segment.scales
+    some = scales is not None and scales.dtype.name == "e8m0"
+    return some and (scale_use(segment, role, columns).endswith("_groups") or sum_groups(segment, role, columns) > 1)
+
+
+def in_bf16(segment: Segment, role: str, columns: int = 0) -> bool:
+    """Whether codes are widened to bf16 (device/attention/bf16_codes.cuh), whose exponents have room for such scales."""
+    return has_powers(segment, role, columns) and scale_use(segment, role, columns) != "token"
 
 
 def _of_sums(segment: Segment, role: str, columns: int) -> bool:
@@ -239,9 +263,11 @@ def _of_sums(segment: Segment, role: str, columns: int) -> bool:
         return integer_codes(segment) or not scales.zero
     if columns == 0:
         return False
-    # Elements of other codes may be NaN or infinity. A sum is of dims that a product takes together: those of 16 bytes.
+    # Elements of V of other codes may be NaN or infinity, which some columns do not see.
     tiles = -(-columns // 8)
-    if not integer_codes(segment) or scales.block[2] * bits % 128 or scales.groups * tiles > MOST_SUMS[role]:
+    if (role == "value" and not integer_codes(segment)) or not _together(segment):
+        return False
+    if scales.groups * tiles > MOST_SUMS[role]:
         return False
     # Instructions of a lane and 32 tokens, of which it has 4, and of each tile of 8 columns two.
     numbers = scales.groups * (1 + scales.zero)
@@ -251,8 +277,26 @@ def _of_sums(segment: Segment, role: str, columns: int) -> bool:
         # Exponent, exponential, scale, largest, half a packing, and with zero points the way back and an addition; conversions.
         sums = 8 * (scales.groups - 1) * 5 * tiles + 8 * scales.groups * 2 * scales.zero * tiles + 4 * numbers
     elements = segment.size // 2  # multiplications, of two elements each
-    widened = elements if bits == 8 else elements * 3 // 4  # what codes are converted by that could stay integers
+    # What codes are converted by that could stay integers.
+    widened = 0 if not integer_codes(segment) else elements if bits == 8 else elements * 3 // 4
     return sums <= elements + widened + 2 * 4 * numbers  # expanded, and read again
+
+
+def _together(segment: Segment) -> bool:
+    """Whether products take the dims of each group of scales together: those of 16 bytes, up to whole 32 bytes of a row."""
+    scales, bits = segment.scales, segment.region.dtype.bits
+    assert scales is not None
+    dims = -(-row_bytes(segment) // 32) * 256 // bits
+    return scales.block[2] * bits % 128 == 0 and dims <= scales.groups * scales.block[2]
+
+
+def carried_by_weights(v: Segment, n_tiles: int) -> bool:
+    """Whether weights carry V's scales, powers of two, where all columns see all tokens: where that is fewer multiplications,
+    for so many tiles of 8 columns, than one an element."""
+    scales = v.scales
+    if scales is None or not has_powers(v, "value") or not _together(v):
+        return False
+    return 4 * scales.groups * n_tiles <= v.size // 2 and scales.groups * n_tiles <= 2 * MOST_SUMS["key"]
 
 
 def integer_codes(segment: Segment) -> bool:
@@ -530,9 +574,11 @@ def copied_scale_bytes(segment: Segment, role: str, tokens: int, heads: int = 1)
 
 
 def expanded_scale_bytes(segment: Segment, role: str, tokens: int, columns: int = 0) -> int:
-    """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes."""
+    """The same as products read them, where they are of groups of dims: TileScales::kExpandedBytes, or kBytes of
+    device/attention/tile_powers.cuh."""
     use, scales = scale_use(segment, role, columns), segment.scales
-    if scales is None or not use.endswith("_groups"):
+    powers = has_powers(segment, role, columns)
+    if scales is None or not (use.endswith("_groups") or powers):
         return 0
     if has_tables(segment, role):
         return scales.groups * (8 * tokens + 64)
@@ -547,6 +593,8 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
     held = 2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96
     columns = d.rows * d.group
     k_use, v_use = scale_use(storage_k, "key", columns), scale_use(storage_v, "value", columns)
+    apart = d.rows > 1 or d.attend.hides
+    weighted = not apart and carried_by_weights(storage_v, s.n_tiles)
     k_direct, v_direct = (direct_scales(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value")))
     return TensorContext(
         d=d,
@@ -578,7 +626,10 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_step=step_bytes(storage_v),
         run=run_of(cache, s.tokens),
         scales=bool({k_use, v_use} - {"none", "given"}),
-        expands=any(use.endswith("_groups") and not own for use, own in ((k_use, k_direct), (v_use, v_direct))),
+        expands=any(
+            use.endswith("_groups") and not own and not has_powers(x, role, columns)
+            for use, own, x, role in ((k_use, k_direct, storage_k, "key"), (v_use, v_direct, storage_v, "value"))
+        ),
         scales_anywhere=not all(
             _scales_aligned(x, role, s.heads) for x, role in ((storage_k, "key"), (storage_v, "value"))
         ),
@@ -591,8 +642,14 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         v_use="none" if v_use == "given" else v_use,
         k_moved=from_zero(storage_k, "key", columns),
         v_moved=from_zero(storage_v, "value", columns),
+        k_bf16=in_bf16(storage_k, "key", columns),
+        k_powers=has_powers(storage_k, "key", columns),
+        v_powers=has_powers(storage_v, "value", columns),
+        v_weighted=weighted,
         k_groups=sum_groups(storage_k, "key", columns),
-        v_groups=sum_groups(storage_v, "value", columns),
+        v_groups=storage_v.scales.groups
+        if weighted and storage_v.scales is not None
+        else sum_groups(storage_v, "value", columns),
         k_sums=bool(_query_sums(storage_k, columns)),
         k_zero=storage_k.scales is not None and storage_k.scales.zero,
         k_scale_run=scale_run(storage_k, "key", s.heads),
@@ -602,7 +659,7 @@ def tensor_context(kernels: KernelSet, d: Attended, scale: float, s: Shape) -> T
         k_global=bool(storage_k.global_scale),
         v_global=bool(storage_v.global_scale),
         padded=bool(row_bytes(storage_k) % 16 or row_bytes(storage_v) % 16),
-        apart=d.rows > 1 or d.attend.hides,
+        apart=apart,
         hides=d.attend.hides,
         query_held=held,
         ranged=not s.plain,

@@ -8,6 +8,7 @@
 // `Tile` is that of indexer_scores.cuh, with the bytes of codes as kRowBytes.
 #pragma once
 
+#include "bf16_codes.cuh"
 #include "indexer_scores.cuh"
 
 // The same tile as products see it.
@@ -19,17 +20,10 @@ struct WideTile {
 
 // The eight values of a word as pairs of neighbours, times 2^(exponent - 127); exponent 255 makes them NaN.
 __device__ __forceinline__ void widen_scaled(uint32_t (&out)[4], uint32_t word, uint32_t exponent) {
-  const uint32_t scale = (exponent == 255 ? 0x7fc0u : exponent == 0 ? 0x0040u : exponent << 7) * 0x10001u;
-  const uint32_t evens = word << 4 & kByteSigns, odds = word & kByteSigns, magnitudes = word & 0x77777777u;
+  const uint32_t scale = bf16_powers(exponent * 0x10001u);
+  widen<true>(InBf16<e2m1x2>{}, out, word);
 #pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    // Bytes of bf16: 0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0.
-    const uint32_t upper = permute(0x3f3f3f00u, 0x40404040u, magnitudes >> 16 * i) | permute(evens, odds, i == 0 ? 0x5140 : 0x7362);
-    const uint32_t lower = permute(0xc0800000u, 0xc0804000u, magnitudes >> 16 * i);
-#pragma unroll
-    for (uint32_t j = 0; j < 2; ++j)  // the product is exact: adding -0 keeps its sign
-      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out[2 * i + j]) : "r"(permute(lower, upper, j == 0 ? 0x5140 : 0x7362)), "r"(scale), "r"(0x80008000u));
-  }
+  for (uint32_t i = 0; i < 4; ++i) out[i] = multiply_bf16(out[i], scale);
 }
 
 // Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 4 lanes copy a row.

@@ -1,11 +1,12 @@
 // Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy them
-// widen them to the f16 of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
+// widen them to the f16, or beside e8m0 scales the bf16, of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
 // sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened.
 //
 // Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
 // patterns they touch different banks, and a thread has its row's scales in registers.
 #pragma once
 
+#include "bf16_codes.cuh"
 #include "row_wgmma.cuh"
 #include "tile_scales.cuh"
 
@@ -19,8 +20,9 @@ struct CodeRows {
   static constexpr bool kToken = kUse == ScaleUse::token, kGroup = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
   // Scales of a thread's part of a row, each with its zero point.
   static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
-  // Codes of 4 bits are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
-  static constexpr bool kApart = kInByte == 2;
+  static constexpr bool kPowers = kGroup && kSame<typename S::Scale, e8m0>;  // the exponents of bf16 have room for them
+  // Codes of 4 bits are widened to f16 four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
+  static constexpr bool kApart = kInByte == 2 && !kPowers;
   static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
 
   // A row's scales as they are loaded: kAccess of them at once, into registers of their own.
@@ -73,11 +75,12 @@ struct CodeRows {
 #pragma unroll
       for (uint32_t w = 0; w < 4; ++w) {
         uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
-        widen<!kApart>(E{}, x, codes.e[w]);
+        if constexpr (kPowers) widen<true>(InBf16<E>{}, x, codes.e[w]);
+        else widen<!kApart>(E{}, x, codes.e[w]);
         if constexpr (kGroup) {
           const uint32_t g = kGroups == 1 ? 0 : (dim + w * 4 * kInByte) / S::kBlockDims;
 #pragma unroll
-          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
         }
       }
 #pragma unroll
@@ -95,7 +98,9 @@ struct CodeRows {
   }
   // As both halves of a register.
   __device__ static __forceinline__ uint32_t twice(typename S::Scale x) {
-    if constexpr (sizeof(x) == 1) {
+    if constexpr (kPowers) {
+      return bf16_powers(x.bits * 0x10001u);
+    } else if constexpr (sizeof(x) == 1) {
       uint32_t out[2];
       widen<true>(x, out, x.bits * 0x101u);
       return out[0];

@@ -1,4 +1,4 @@
-// row_widen.cuh: rows of codes as f16, columns of Q as these lie, and scales of tokens on scores and weights.
+// row_widen.cuh: rows of codes as f16, or as bf16 under e8m0 scales, columns of Q as these lie, and scales of tokens on scores and weights.
 #include "runs.cuh"
 #include "../../../templates/device/memory/mbarrier.cuh"
 
@@ -47,6 +47,8 @@ extern "C" __global__ void __launch_bounds__(128) row_widen_rows(const uint8_t* 
     case 1: return widen_tile<Wide<u4x2, f16, true, 32>, ScaleUse::value_groups, 128>(from, own, to, token_scales);
     case 2: return widen_tile<Wide<e4m3, float, false, 128>, ScaleUse::token, 64>(from, own, to, token_scales);
     case 3: return widen_tile<Wide<e2m1x2, e4m3, false, 16>, ScaleUse::key_groups, 128>(from, own, to, token_scales);
+    case 4: return widen_tile<Wide<e2m1x2, e8m0, false, 32>, ScaleUse::value_groups, 128>(from, own, to, token_scales);
+    case 5: return widen_tile<Wide<e4m3, e8m0, false, 16>, ScaleUse::key_groups, 64>(from, own, to, token_scales);
   }
 }
 
