@@ -20,7 +20,13 @@ ENTRIES: Final = KernelSet(
     name="lists_of_entries",
     q_heads=1,
     cache=Latent(dtype="bf16", latent_dim=8, rope_dim=8, page_size=3, rate=4, lengths="after"),
-    ops=[ops.ListKeys(), ops.RemapIndices(counts=True, unseen="drop"), ops.CombineLists(window=7)],
+    ops=[
+        ops.ListKeys(),
+        ops.RemapIndices(counts=True, unseen="drop"),
+        ops.RemapIndices(name="remap_candidates", candidates=4, counts=True, unseen="drop"),
+        ops.RemapIndices(name="remap_blocks", candidates=2),
+        ops.CombineLists(window=7),
+    ],
     arch=["sm_90a"],
 )
 RING: Final = KernelSet(
@@ -74,6 +80,27 @@ def check_counted(scene: Scene, offsets: Raw, indices: Raw) -> tuple[int, Raw, R
     arguments: dict[str, Any] = {"indices": given, "row_offsets": offsets, "out": lists.keys}
     lists.hold(go(scene, "remap_indices", **arguments, counts=lists.counts[0]), wanted)
     return wanted, lists.wanted, lists.wanted_counts
+
+
+def check_listed(scene: Scene, offsets: Raw, indices: Raw, lists: Raw, *, counted: bool) -> tuple[int, Raw, Raw]:
+    """remap_indices of columns of lists of blocks against the oracle, with counts and without."""
+    name = "remap_candidates" if counted else "remap_blocks"
+    (block,) = (op.candidates for op in scene.kernels.ops if isinstance(op, ops.RemapIndices) and op.name == name)
+    held = Lists(scene, *indices.shape)
+    given, _ = rows_array(len(indices), indices.shape[1:], "i32", strided=not scene.batch.strided)
+    candidates, _ = rows_array(len(lists), lists.shape[1:], "i32", strided=scene.batch.strided)
+    given[...], candidates[...] = indices, lists
+    counts = {"counts": held.wanted_counts} if counted else {}
+    wanted = remap_indices(
+        *(scene.view, offsets, indices, held.wanted), **counts, drop_unseen=counted, candidates=lists, block=block or 1
+    )
+    arguments: dict[str, Any] = {"indices": given, "row_offsets": offsets, "out": held.keys, "candidates": candidates}
+    if counted:
+        arguments["counts"] = held.counts[0]
+    else:
+        held.wanted_counts[...] = held.counts[0]
+    held.hold(go(scene, name, **arguments), wanted)
+    return wanted, held.wanted, held.wanted_counts
 
 
 def check_combined(

@@ -30,8 +30,8 @@ CHARGED: Final = 1 << 10
 @dataclass(frozen=True)
 class IndexerShape:
     """A block's work: q and the weights of its rows, `stages` tiles of keys of `row_bytes` each; `members` are the bytes of the
-    template's struct: q, the ring, weights, scales. `packed`: keys are e2m1, with four scales each. `together` rows of q are a
-    product of a warpgroup, 0: none is one."""
+    template's struct: q, the ring, weights, scales, and of lists which columns name a key. `packed`: keys are e2m1, with four
+    scales each. `together` rows of q are a product of a warpgroup, 0: none is one."""
 
     stages: int
     row_bytes: int
@@ -50,8 +50,9 @@ class IndexerShape:
         return min(BLOCKS, (MEMORY[SIZES[arch]] + CHARGED) // (self.shared + STATIC + CHARGED)) or 1
 
 
-def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
-    """What a block of a set's kernel has; raises ValueError where the cache is none that it can score."""
+def indexer_shape(kernels: KernelSet, rows: int, *, lists: bool = False) -> IndexerShape:
+    """What a block of a set's kernel has, for `rows` rows of q at once; raises ValueError where the cache is none that it can
+    score. `lists`: rows have lists of keys."""
     cache, heads = kernels.kv, kernels.q_heads
     row_bytes = _row_bytes(cache)
     if heads % 8:
@@ -63,6 +64,7 @@ def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
         stages * TOKENS * row_bytes,
         4 * rows * heads,
         4 * stages * TOKENS,
+        *((stages * TOKENS // 8,) if lists else ()),
     )
     limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
     if sum(members) + STATIC > limit:
