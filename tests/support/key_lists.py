@@ -29,6 +29,13 @@ ENTRIES: Final = KernelSet(
     ],
     arch=["sm_90a"],
 )
+EVERY: Final = KernelSet(
+    name="lists_of_every_token",
+    q_heads=1,
+    cache=Paged(dtype="f16", kv_heads=1, head_dim=8, page_size=3, lengths="after", lengths_dtype="u32"),
+    ops=[ops.CombineLists(window=7, entries="all", begins_dtype="i32")],
+    arch=["sm_90a"],
+)
 RING: Final = KernelSet(
     name="lists_of_a_ring",
     q_heads=1,
@@ -104,14 +111,21 @@ def check_listed(scene: Scene, offsets: Raw, indices: Raw, lists: Raw, *, counte
 
 
 def check_combined(
-    scene: Scene, offsets: Raw, indices: Raw, begins: tuple[Raw, Raw], buffer_rows: int, width: int
+    scene: Scene,
+    offsets: Raw,
+    indices: Raw | None,
+    begins: tuple[Raw, Raw],
+    buffer_rows: int,
+    width: int,
+    rows: int = 0,
 ) -> tuple[int, Raw, Raw]:
-    """combine_lists against the oracle."""
-    lists = Lists(scene, len(indices), width)
+    """combine_lists against the oracle; without `indices` each of `rows` rows has all entries that it sees."""
+    lists = Lists(scene, rows if indices is None else len(indices), width)
     wanted = combine_lists(
         *(scene.view, offsets, *begins, buffer_rows, lists.wanted, lists.wanted_counts), window=7, indices=indices
     )
     places = {"entries_begin": begins[0], "tokens_begin": begins[1], "buffer_rows": buffer_rows}
-    arguments: dict[str, Any] = {"indices": indices, "row_offsets": offsets, "keys": lists.keys}
+    arguments: dict[str, Any] = {"row_offsets": offsets, "keys": lists.keys}
+    arguments |= {} if indices is None else {"indices": indices}
     lists.hold(go(scene, "combine_lists", **arguments, **places, counts=lists.counts[0]), wanted)
     return wanted, lists.wanted, lists.wanted_counts
