@@ -302,8 +302,8 @@ def _indexer_query(j: Judged) -> int:
         weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.least(kernels)) for by in (-lost, lost)
     ]
     low, high = np.minimum(*ends), np.maximum(*ends)
-    far = Distance()
-    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    far = Distance()  # a scale, two products and the factor are rounded, and so are the ends
+    far.meet(np.abs(got - np.clip(got, low, high)), 5 * 2.0**-24 * np.maximum(np.abs(low), np.abs(high)))
     j.meet("weights_out", far)
     with np.errstate(all="ignore"):
         scale = (got / weights)[..., None]
