@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from kvgen.expr.nodes import ceil_div, const, var
+from kvgen.expr.nodes import ceil_div, const, maximum, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention.indexer import (
     BLOCKS,
@@ -194,7 +194,8 @@ class IndexerScores(Op):
             )
         )
         # Tiles of a row's keys, of its blocks, of its list.
-        tiles = ceil_div(var("N"), TOKENS) if self.logits else ceil_div(var("NB"), TOKENS // (self.block_max or 1))
+        keys, blocks = ceil_div(var("N"), TOKENS), ceil_div(var("NB"), TOKENS // (self.block_max or 1))
+        tiles = keys if self.block_max is None else maximum(keys, blocks) if self.logits else blocks
         tiles = tiles if self.candidates is None else ceil_div(var("C"), TOKENS // self.candidates)
         return (
             KernelPlan(

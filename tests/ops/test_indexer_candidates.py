@@ -349,6 +349,7 @@ def test_empty_calls() -> None:
     scene.tables = {name: array[:0] for name, array in scene.tables.items()}
     listed_scores(scene, q, weights, np.zeros((3, 4), np.int32), none)
     block_scores(scene, q, weights, 10, 4, none)
+    block_scores(scene, q, weights, 0, 4, none)  # logits of no keys beside maxima
 
 
 BULK = KernelSet(

@@ -208,6 +208,16 @@ def test_offsets_that_contradict_each_other(offsets: list[int], blocks: int) -> 
         call(scene, q, weights, 70, given_offsets)
 
 
+def test_rows_of_nobody_ask_for_no_page() -> None:
+    """Where the last offset is wrong, a request whose own are good has no rows either: nothing is said of its pages."""
+    scene, q, weights, offsets = ragged_step(SETS["scores_widened"], (60, 20, 40, 16), (2, 1, 3, 0))
+    scene.tables["page_table"][1, 0] = scene.pages
+    offsets[...] = 0, 2, 3, 6, 1
+    _, wanted = call(scene, q, weights, 70, offsets)
+    report = describe(wanted.errors)
+    assert report is not None and (report.code, report.position) == (Fault.ROW_OFFSETS, len(q))
+
+
 def test_without_offsets_rows_can_be_missing() -> None:
     """A call with fewer rows than its requests have to have, and one with rows of nobody."""
     kernels = SETS["scores_widened"]

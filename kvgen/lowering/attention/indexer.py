@@ -22,6 +22,8 @@ STAGES: Final = {64: 4, 128: 3, 256: 2}
 WIDE: Final = 256
 # Columns that products of warpgroups have in device/mma, the most first.
 COLUMNS: Final = (128, 64, 32)
+# Bytes of a key's scales, one copy.
+_SCALE: Final = 4
 # Bytes of a block's own, to which the launch's are aligned; and what each block is charged besides.
 STATIC: Final = 1 << 10
 CHARGED: Final = 1 << 10
@@ -121,5 +123,11 @@ def _row_bytes(cache: Cache) -> int:
             "ops: got indexer_scores with keys whose scales it does not take; they are computed, without zero points: one of f32 "
             "a key of e4m3, one of e8m0 for 32 dims of e2m1; use Quant(dtype='e4m3', scale_dtype='f32', "
             "block=Block(dim=head_dim))"
+        )
+    base = cache.storage.base(scales.base)
+    if cache.storage.tensor(base.tensor).align % _SCALE or (scales.region and scales.region.byte_offset % _SCALE):
+        raise ValueError(
+            f"ops: got indexer_scores with scales of {scales.dtype.name} in {base.tensor}, which may begin anywhere; the scales "
+            f"of a key are copied as {_SCALE} bytes; use place='page'"
         )
     return nbytes
