@@ -45,6 +45,7 @@ KNOWN: Final = tuple(
 )
 SELECTED_PAGES: Final = 16  # pages that a kv head's list of decode names, at most: MiniMax-M3's
 SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_decode, names, at most
+CANDIDATES: Final = 2048  # blocks that a list of indexer_scores names, at most: DeepSeek V4.1's
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ def call_of(scene: Scene, op: Op) -> Call:
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
         "K": _listed_count(scene, op),
+        **_blocks(scene, op),
         **{name.removesuffix("cache") + "K": selected(its) for name, its in keys.items()},
         **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
@@ -198,6 +200,10 @@ def _fill(scene: Scene, op: Op, name: str, array: Raw, begins: Raw, listed: Mapp
         array[...] = 1
     elif name in listed:
         array[...] = listed[name]
+    elif name == "candidates":
+        for row, blocks in enumerate(array):
+            found = candidate_blocks(scene, op, row // rows_each(op))
+            blocks[: len(found)], blocks[len(found) :] = found, -1
     elif name == "indices":
         _fill_list(scene, array, None)
     elif name == "topk_lengths":
@@ -232,6 +238,23 @@ def _listed_count(scene: Scene, op: Op) -> int:
     if getattr(op, "pages", "") == "per_head":
         return selected_pages(scene)
     return selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals)
+
+
+def _blocks(scene: Scene, op: Op) -> dict[str, int]:
+    """Blocks of keys that indexer_scores has a maximum of, and numbers in its lists."""
+    if op.kind != "indexer_scores":
+        return {}
+    blocks = [len(candidate_blocks(scene, op, b)) for b in range(len(scene.workload.totals))]
+    return {"C": max(blocks), "NB": -(-max(scene.workload.totals) // (getattr(op, "block_max", None) or 1))}
+
+
+def candidate_blocks(scene: Scene, op: Op, b: int) -> NDArray[np.int64]:
+    """The blocks that a list of indexer_scores names for request b: the newest one, others in no order, sorted."""
+    size, alive = getattr(op, "candidates", None), scene.alive(b)
+    if size is None or not alive:
+        return np.zeros(0, np.int64)
+    older = np.random.default_rng(b).permutation((alive - 1) // size)[: CANDIDATES - 1]
+    return np.sort(np.append(older, (alive - 1) // size))
 
 
 def selected_pages(scene: Scene) -> int:

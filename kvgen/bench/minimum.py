@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.calls import LISTS, Call, pages_of_head, selected, selected_pages, tokens_of_query
+from kvgen.bench.calls import LISTS, Call, candidate_blocks, pages_of_head, selected, selected_pages, tokens_of_query
 from kvgen.bench.step import Step
 from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
@@ -193,6 +193,12 @@ def _tokens(scene: Scene, call: Call) -> Iterator[Token]:
         if call.kind == "gather_rows" or call.sparse:
             for position in tokens_of_query(scene, b, selected(scene)).tolist():
                 yield Token(b, position, None, total)
+            continue
+        block = getattr(call.op, "candidates", None) if call.kind == "indexer_scores" else None
+        if block is not None:
+            for number in candidate_blocks(scene, call.op, b).tolist():
+                for position in range(number * block, min((number + 1) * block, last)):
+                    yield Token(b, position, None, total)
             continue
         if scene.cache.entry_tokens > 1 and call.kind in STEP:
             yield from _new_entries(scene, b, begin)

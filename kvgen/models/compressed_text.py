@@ -224,18 +224,26 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
     latent = kind.q_norm is None and kind.compressed.indexer is not None  # V4.1's index keys are made of the entries
     items = [*pool.items, ("latent_out=", literal(True))] if latent else pool.items
     picked = kind.compressed.indexer is not None
-    remap: _Fields = [("counts=", literal(True)), ("unseen=", literal("drop"))]
-    lists = Group("ops.RemapIndices(", remap, ")") if picked else Group("ops.ListKeys(", [], ")")
-    operations = [Group(pool.opening, items, pool.closing), lists, Group("ops.Gather(", [], ")")]
-    listed = "remap_indices" if picked else "list_keys"
-    uses = {
-        other.kind: ("pool_tokens", listed) if other.compressed.source is None else (listed,)
-        for other in facts.cached
-        if other.compressed is not None and other.compressed.rate == kind.compressed.rate and _lists(other)
-    }
+    lists, uses = dict[str, Group](), dict[str, tuple[str, ...]]()
+    for other in facts.cached:
+        if other.compressed is not None and other.compressed.rate == kind.compressed.rate and _lists(other):
+            listed, operation = _listing(other) if picked else ("list_keys", Group("ops.ListKeys(", [], ")"))
+            lists[listed] = operation
+            uses[other.kind] = ("pool_tokens", listed) if other.compressed.source is None else (listed,)
+    operations = [Group(pool.opening, items, pool.closing), *lists.values(), Group("ops.Gather(", [], ")")]
     return _set(
         facts, f"c{kind.compressed.rate}", _rows(preset, kind.compressed.rate), operations, arch, name, layers=uses
     )
+
+
+def _listing(kind: Any) -> tuple[str, Group]:
+    """What makes a list of a kind's picks, and its name: they count entries, or columns of the lists of blocks."""
+    fields: _Fields = [("counts=", literal(True)), ("unseen=", literal("drop"))]
+    block = kind.compressed.indexer.candidate_block
+    if block is None:
+        return "remap_indices", Group("ops.RemapIndices(", fields, ")")
+    named: _Fields = [("name=", literal("remap_candidates")), ("candidates=", literal(block)), *fields]
+    return "remap_candidates", Group("ops.RemapIndices(", named, ")")
 
 
 def _lists(kind: LayerFacts) -> bool:
@@ -259,10 +267,46 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
         named: _Fields = [("rope=", literal(kind.rope)), ("q_out=", literal("none")), ("k_norm=", _norm(kind))]
         write, uses = Group("ops.Append(", named, ")"), "append"
     query = Group("ops.IndexerQuery(", [("rope=", literal(kind.rope))], ")")
-    operations = [write, query, Group("ops.IndexerScores(", [], ")")]
-    used = {
-        other.kind: (*([uses] if other.compressed.source is None else []), "indexer_query", "indexer_scores")
-        for other in facts.cached
-        if other.compressed is not None and other.compressed.rate == rate and _scores(other)
-    }
+    scores, used = dict[str, Group](), dict[str, tuple[str, ...]]()
+    for other in facts.cached:
+        if other.compressed is not None and other.compressed.rate == rate and _scores(other):
+            scored, operation = _scoring(facts, other)
+            scores[scored] = operation
+            used[other.kind] = (*([uses] if other.compressed.source is None else []), "indexer_query", scored)
+    operations = [write, query, *scores.values()]
     return _set(facts, f"c{rate}_keys", cache, operations, arch, name, layers=used, heads=index.heads)
+
+
+def _scoring(facts: Checkpoint, kind: Any) -> tuple[str, Group]:
+    """What scores a kind's entries, and its name: all entries, with a maximum a block where later layers score the best blocks
+    alone; or those of listed blocks."""
+    block = kind.compressed.indexer.candidate_block
+    if block is not None:
+        return "candidate_scores", Group(
+            "ops.IndexerScores(", [("name=", literal("candidate_scores")), ("candidates=", literal(block))], ")"
+        )
+    block = _blocks_of(facts, kind)
+    if block is None:
+        return "indexer_scores", Group("ops.IndexerScores(", [], ")")
+    fields: _Fields = [
+        ("name=", literal("block_scores")),
+        ("block_max=", literal(block)),
+        ("pin_newest=", literal(True)),
+    ]
+    return "block_scores", Group("ops.IndexerScores(", fields, ")")
+
+
+def _blocks_of(facts: Checkpoint, kind: LayerFacts) -> int | None:
+    """The entries of a block of which layers behind one of this kind score the best; None where none do."""
+    for other in facts.cached:
+        index = other.compressed.indexer if other.compressed is not None else None
+        if index is None or index.candidate_source is None:
+            continue
+        if facts.kinds[facts.pattern[index.candidate_source]].kind == kind.kind:
+            if index.candidate_block not in (2, 4, 8, 16):
+                raise ConfigError(
+                    f"candidate_block_size: got {index.candidate_block}; ops.IndexerScores has maxima of blocks of 2, 4, 8 or "
+                    "16 entries; valid: one of these"
+                )
+            return index.candidate_block
+    return None

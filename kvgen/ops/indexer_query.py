@@ -104,10 +104,14 @@ class IndexerQuery(Op):
                 "use presets.vllm_indexer(), and append's q_out for keys that are not quantized"
             )
         dim = cache.head_dim
-        if quant.codes.packed and (dim != 128 or self.recipe != "pow2"):
+        if quant.codes.packed and dim != 128:
             raise ValueError(
-                f"recipe: got {self.recipe!r} with heads of {dim} over keys of e2m1; 128 dims have four scales, powers of two, a "
-                "word; use 'pow2' and a head_dim of 128"
+                f"head_dim: got {dim} for indexer_query over keys of e2m1; the four scales of 128 dims are a word; use "
+                "head_dim=128"
+            )
+        if quant.codes.packed and self.recipe != "pow2":
+            raise ValueError(
+                f"recipe: got {self.recipe!r} over keys of e2m1, whose scales are powers of two, four a word; use 'pow2'"
             )
         if dim & (dim - 1) or not 16 <= dim <= 512:
             raise ValueError(

@@ -23,7 +23,8 @@ COLUMNS: Final = 512
 
 @dataclass(frozen=True)
 class RemapIndicesContext:
-    """Everything ops/remap_indices.cu.j2 reads; an entry of the cache is `rate` tokens, and lengths count the rows (`after`)."""
+    """Everything ops/remap_indices.cu.j2 reads; an entry of the cache is `rate` tokens, lengths count the rows (`after`), and a
+    number in `candidates` is `block` tokens (0: there are no such lists)."""
 
     entry: str
     params: tuple[str, ...]
@@ -33,6 +34,7 @@ class RemapIndicesContext:
     unseen: bool
     rate: int
     after: bool
+    block: int
 
 
 class RemapIndices(Op):
@@ -46,6 +48,9 @@ class RemapIndices(Op):
     - `counts=True`: `counts[T]` i32 is the end of each row's last valid index, which of a list that ends in -1 is the number of
       valid ones (vLLM's top-k lengths); 0 for rows of no request, -1 where something of the row was reported, so that MlaDecode
       gives NaN. A list that its caller has ended elsewhere ends there in `indices` by -1.
+    - `candidates=8`: indices count the columns of lists of blocks, `candidates[T, C]`, as the logits of
+      IndexerScores(candidates=8) do: j is token candidates[t, j // 8] * 8 + j % 8. A negative number there names no token;
+      columns past a list count as tokens past the page table.
     - `unseen="drop"`: indices of tokens after the row's position, entries j >= (p + 1) // rate, become -1 (top-k over scores of
       -inf may pick them). Positions follow from lengths, which are not read otherwise.
     """
@@ -59,14 +64,23 @@ class RemapIndices(Op):
     unseen: Literal["keep", "drop"] = "keep"
     """"keep": indices are mapped wherever their tokens stand. "drop": those after the row's position become -1."""
 
+    candidates: Literal[1, 2, 4, 8, 16, 32, 64, 128] | None = None
+    """Tokens of a block of the lists whose columns `indices` count. None: they count tokens."""
+
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         index = dtype(self.index_dtype or kernels.kv.lengths_dtype)
         doc = "tokens of each row's request, or negative"
+        if self.candidates is not None:
+            doc = "columns of each row's list, or negative"
+        listed = Array(
+            "candidates", "i32", ("T", "C"), strided=True, untrusted=True, doc="blocks of tokens, or negative"
+        )
         params = (
             Array("indices", "i32", ("T", "J"), strided=True, untrusted=True, doc=doc),
+            *((listed,) if self.candidates is not None else ()),
             Array(
                 "row_offsets",
                 index.name,
@@ -90,9 +104,11 @@ class RemapIndices(Op):
                 else ()
             ),
             Size("indices_stride", "i64", "indices.stride"),
+            *((Size("candidates_stride", "i64", "candidates.stride"),) if self.candidates is not None else ()),
             Size("out_stride", "i64", "out.stride"),
             Size("num_rows", "u32", "T"),
             Size("columns", "u32", "J"),
+            *((Size("num_candidates", "u32", "C"),) if self.candidates is not None else ()),
             ERRORS,
         )
         context = RemapIndicesContext(
@@ -104,6 +120,7 @@ class RemapIndices(Op):
             unseen=self.unseen == "drop",
             rate=kernels.kv.entry_tokens,
             after=kernels.kv.lengths != "before",
+            block=self.candidates or 0,
         )
         grid = (ceil_div(var("T"), WARPS), const(1) if self.counts else ceil_div(var("J"), COLUMNS), const(1))
         return (KernelPlan(self.name, context.entry, "ops/remap_indices.cu.j2", context, params, grid, WARPS * 32),)

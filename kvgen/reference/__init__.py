@@ -29,6 +29,7 @@ from kvgen.reference.gather_rows import gather_rows as gather_rows
 from kvgen.reference.gather_states import gather_states as gather_states
 from kvgen.reference.indexer_query import indexer_query as indexer_query
 from kvgen.reference.indexer_scores import Scored as Scored
+from kvgen.reference.indexer_scores import candidate_scores as candidate_scores
 from kvgen.reference.indexer_scores import indexer_scores as indexer_scores
 from kvgen.reference.list_keys import list_keys as list_keys
 from kvgen.reference.lora_add import lora_add as lora_add

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvgen.reference.append import locate
 from kvgen.reference.faults import FaultLog
-from kvgen.reference.tables import TableView
+from kvgen.reference.tables import LIMIT, TableView
 from kvgen.runtime.faults import Fault
 
 Raw = NDArray[Any]
@@ -41,7 +41,7 @@ def combine_lists(
         first = max(0, at.position + 1 - window)
         count = (seen if indices is None else min(seen, indices.shape[1])) + at.position + 1 - first
         if count > keys.shape[1]:
-            faults.add(Fault.LENGTH, at.b, count)
+            faults.add(Fault.LENGTH, at.b, min(count, LIMIT))
             continue
         picks = range(seen) if indices is None else indices[row, :seen].tolist()
         listed = [("entry", j) if 0 <= j < seen else ("none", -1) for j in picks]

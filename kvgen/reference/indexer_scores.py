@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,40 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Scored:
     """`logits` float64 `[T, N]`: NaN where a key or a row has none, -inf for keys that a row does not see; `seen` bool `[T, N]`:
-    those that it sees, or that are NaN; `terms` float64 `[T, N]`: the sum of magnitudes behind each score; the error word."""
+    those that it sees, or that are NaN; `terms` float64 `[T, N]`: the sum of magnitudes behind each score; `failed` bool `[T]`:
+    rows that are NaN throughout; the error word. Of lists, N is C and the keys of a block."""
 
     logits: Floats
     seen: NDArray[np.bool_]
     terms: Floats
+    failed: NDArray[np.bool_]
     errors: int
+
+    def first(self, columns: int) -> Scored:
+        """The first `columns` of each row, of which none sees more keys than there are here."""
+        more = columns - self.logits.shape[1]
+        if more <= 0:
+            return replace(
+                self, logits=self.logits[:, :columns], seen=self.seen[:, :columns], terms=self.terms[:, :columns]
+            )
+        lost = np.repeat(self.failed[:, None], more, axis=1)
+        logits, terms = np.where(lost, np.nan, -np.inf), np.zeros(lost.shape)
+        pairs = ((self.logits, logits), (self.seen, lost), (self.terms, terms))
+        wide = [np.concatenate(pair, axis=1) for pair in pairs]
+        return Scored(wide[0], wide[1], wide[2], self.failed, self.errors)
+
+    def block_max(self, block: int, *, pin_newest: bool = False) -> Scored:
+        """The largest score of each `block` keys, NaN where one is; with `pin_newest` +inf in the block of the newest key that a
+        row sees, unless one of its scores is NaN. `terms` are the largest ones."""
+        blocks = -(-self.logits.shape[1] // block)
+        whole = self.first(blocks * block)
+        maxima, seen, terms = (
+            x.reshape(len(x), blocks, block).max(axis=2) for x in (whole.logits, whole.seen, whole.terms)
+        )
+        for row in np.flatnonzero(~self.failed & self.seen.any(axis=1)) if pin_newest else ():
+            newest = np.flatnonzero(self.seen[row])[-1] // block
+            maxima[row, newest] = np.maximum(maxima[row, newest], np.inf)
+        return Scored(maxima, seen, terms, self.failed, self.errors)
 
 
 def indexer_scores(
@@ -56,6 +84,7 @@ def indexer_scores(
     faults, total = FaultLog(), len(q)
     numbers = q.astype(np.float64) if q_scales is None else unpacked(q, q_scales)
     logits, seen, terms = np.full((total, room), -np.inf), np.zeros((total, room), np.bool_), np.zeros((total, room))
+    failed = np.zeros(total, np.bool_)
     wrong = row_offsets is not None and bool(total) and bad_total(row_offsets, total)
     if wrong:
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
@@ -64,27 +93,82 @@ def indexer_scores(
     for row in range(total):
         whose = _whose(table, row, total, rows, row_offsets)
         if whose is None:
-            if wrong:
-                logits[row], seen[row] = np.nan, True
+            failed[row] = wrong
             continue
         if not whose.valid:
             faults.add(Fault.ROW_OFFSETS, whose.b, row)
         elif whose not in requests:
             requests[whose] = _request(table, finder, whose, room)
         found = requests.get(whose)
+        failed[row] = found is None
         if found is None:
-            logits[row], seen[row] = np.nan, True
             continue
         visible = np.flatnonzero(found.visible[row - whose.begin])
-        at, w = found.tokens[visible], weights[row].astype(np.float64)
-        k, x = found.k[visible, 0], numbers[row]
-        with np.errstate(invalid="ignore"):
-            products = x @ k.T
-            logits[row, at] = w @ np.maximum(products, 0)
-            terms[row, at] = np.abs(w) @ (np.abs(x) @ np.abs(k.T))
+        at = found.tokens[visible]
+        logits[row, at], terms[row, at] = _scores(numbers[row], weights[row], found.k[visible, 0])
         logits[row, at[found.lost[visible]]] = np.nan
         seen[row, at] = True
-    return Scored(logits, seen, terms, faults.word)
+    logits[failed], seen[failed] = np.nan, True
+    return Scored(logits, seen, terms, failed, faults.word)
+
+
+def candidate_scores(
+    table: TableView,
+    keys: Rows,
+    q: NDArray[Any],
+    weights: NDArray[Any],
+    candidates: NDArray[Any],
+    block: int,
+    *,
+    rows: int = 1,
+    row_offsets: NDArray[Any] | None = None,
+    q_scales: NDArray[Any] | None = None,
+) -> Scored:
+    """The same scores of the keys of listed blocks: logits[t, c, j] is that of key candidates[t, c] * block + j, -inf where the
+    row does not see it, or there is none of such a number.
+
+    What is wrong with rows is as above, without a room. Of pages those of listed keys that a row sees are reported.
+    """
+    faults, (total, count) = FaultLog(), candidates.shape
+    numbers = q.astype(np.float64) if q_scales is None else unpacked(q, q_scales)
+    logits, seen = np.full((total, count, block), -np.inf), np.zeros((total, count, block), np.bool_)
+    terms, failed = np.zeros((total, count, block)), np.zeros(total, np.bool_)
+    wrong = row_offsets is not None and bool(candidates.size) and bad_total(row_offsets, total)
+    if wrong:
+        faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
+    for row in range(total if count else 0):
+        whose = _whose(table, row, total, rows, row_offsets)
+        if whose is None:
+            failed[row] = wrong
+            continue
+        if not whose.valid:
+            faults.add(Fault.ROW_OFFSETS, whose.b, row)
+        tokens = _tokens(table, whose, faults) if whose.valid else None
+        failed[row] = tokens is None
+        if tokens is None:
+            continue
+        sees = max(tokens - (whose.end - row) + 1, 0) // table.cache.entry_tokens
+        for c, number in enumerate(candidates[row].tolist()):
+            for j, key in enumerate(range(number * block, (number + 1) * block)):
+                if not 0 <= key < sees:
+                    continue
+                seen[row, c, j] = True
+                places = table.places(whose.b, key // table.tokens)
+                if isinstance(places, Fault):
+                    faults.add(places, whose.b, key)
+                    logits[row, c, j] = np.nan
+                    continue
+                k = keys.token_numbers(whose.b, key, places[0])
+                logits[row, c, j], terms[row, c, j] = _scores(numbers[row], weights[row], k[0])
+    logits[failed], seen[failed] = np.nan, True
+    return Scored(logits, seen, terms, failed, faults.word)
+
+
+def _scores(q: Floats, weights: NDArray[Any], k: Floats) -> tuple[Any, Any]:
+    """Scores of keys `[n, head_dim]`, and the sums of magnitudes behind them."""
+    w = weights.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return w @ np.maximum(q @ k.T, 0), np.abs(w) @ (np.abs(q) @ np.abs(k.T))
 
 
 def unpacked(q: NDArray[Any], q_scales: NDArray[Any]) -> Floats:
@@ -111,9 +195,23 @@ def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArr
 
 def _request(table: TableView, finder: Finder, whose: RowRange, room: int) -> Any:
     """What the rows of a request see; None where its length is wrong, which is reported."""
-    length, rows = table.length(whose.b), whose.end - whose.begin
-    tokens = None if length is None else length + (rows if table.kv.lengths == "before" else 0)
+    tokens = _with_rows(table, whose)
     if tokens is not None and tokens < LIMIT and tokens // table.cache.entry_tokens > room:
         finder.faults.add(Fault.LENGTH, whose.b, tokens)
         return None
     return finder.request(whose)
+
+
+def _with_rows(table: TableView, whose: RowRange) -> int | None:
+    """The tokens of a request, its rows' included; None where its length is none."""
+    length, rows = table.length(whose.b), whose.end - whose.begin
+    return None if length is None else length + (rows if table.kv.lengths == "before" else 0)
+
+
+def _tokens(table: TableView, whose: RowRange, faults: FaultLog) -> int | None:
+    """The tokens of a request; None where they are none that it can have, which is reported."""
+    tokens = _with_rows(table, whose)
+    if tokens is None or tokens >= LIMIT or not table.holds(whose.b, tokens // table.cache.entry_tokens):
+        faults.add(Fault.LENGTH, whose.b, LIMIT if tokens is None else min(tokens, LIMIT))
+        return None
+    return tokens

@@ -20,11 +20,14 @@ def remap_indices(
     *,
     counts: NDArray[Any] | None = None,
     drop_unseen: bool = False,
+    candidates: NDArray[Any] | None = None,
+    block: int = 1,
 ) -> int:
     """Fill `out` `[T, J]` with the places of tokens (entries) `indices` `[T, J]`, or negative numbers; returns the error word.
 
     `counts` `[T]` becomes the end of each row's last place, -1 where something of the row was reported. With `drop_unseen`
-    tokens after the row's position, entries that it does not see, become -1.
+    tokens after the row's position, entries that it does not see, become -1. With `candidates` `[T, C]` indices count the
+    tokens of these blocks of `block`, row by row.
     """
     faults, total = FaultLog(), len(indices)
     if (out.size or (counts is not None and total)) and bad_total(offsets, total):
@@ -38,7 +41,10 @@ def remap_indices(
             seen = _seen(table, whose, row, faults)
         unknown = whose is not None and (not whose.valid or (drop_unseen and seen is None))
         count = -1 if unknown else 0
-        for j, token in enumerate(indices[row].tolist()):
+        given = indices[row].tolist()
+        if candidates is not None:
+            given = [_named(candidates[row], block, column) for column in given]
+        for j, token in enumerate(given):
             if seen is not None and token >= seen:
                 token = -1
             if token < 0 or whose is None or unknown:
@@ -54,6 +60,17 @@ def remap_indices(
         if counts is not None:
             counts[row] = count
     return faults.word
+
+
+def _named(blocks: NDArray[Any], block: int, column: int) -> int:
+    """The token that a column of a list names; 2^31 - 1 past the list, and for those past it."""
+    if column < 0:
+        return column
+    number, past = column // block, 2**31 - 1
+    if number >= len(blocks):
+        return past
+    first = int(blocks[number]) * block
+    return -1 if first < 0 else min(first + column % block, past)
 
 
 def _seen(table: TableView, whose: RowRange, row: int, faults: FaultLog) -> int | None:

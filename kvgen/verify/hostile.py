@@ -23,6 +23,7 @@ LISTED: Final = (
     "scale_page_ids",
     "ids",
     "indices",
+    "candidates",
     "topk_lengths",
     "page_lists",
     "page_counts",

@@ -34,12 +34,13 @@ from kvgen.ops import (
     MlaPlan,
     NormCache,
     Pool,
+    RemapIndices,
     RotateCache,
     SlotMapping,
     StoreScales,
     SwapPages,
 )
-from kvgen.reference import Decoded, Rows, TableView
+from kvgen.reference import Decoded, Rows, Scored, TableView
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
 from kvgen.reference.gather import Runs
@@ -301,8 +302,8 @@ def _indexer_query(j: Judged) -> int:
         weights * head_scales(np.maximum(np.abs(rows) + by, 0), op.recipe, op.least(kernels)) for by in (-lost, lost)
     ]
     low, high = np.minimum(*ends), np.maximum(*ends)
-    far = Distance()
-    far.meet(np.abs(got - np.clip(got, low, high)), 2.0**-22 * np.maximum(np.abs(low), np.abs(high)))
+    far = Distance()  # a scale, two products and the factor are rounded, and so are the ends
+    far.meet(np.abs(got - np.clip(got, low, high)), 5 * 2.0**-24 * np.maximum(np.abs(low), np.abs(high)))
     j.meet("weights_out", far)
     with np.errstate(all="ignore"):
         scale = (got / weights)[..., None]
@@ -348,25 +349,37 @@ def _packed_query(j: Judged, op: IndexerQuery, found: Query) -> int:
 
 def _indexer_scores(j: Judged) -> int:
     """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
-    op, got, to = j.case.call.op, j.got.arrays["logits"], j.wanted.arrays["logits"]
+    op, given, wanted = j.case.call.op, j.arrays, j.wanted.arrays
     assert isinstance(op, IndexerScores)
-    (keys,), q = j.wanted.rows(j.case.scene), j.arrays["q"]
-    offsets = j.arrays.get("row_offsets")
-    wanted = reference.indexer_scores(
-        j.view,
-        keys,
-        q,
-        j.arrays["weights"],
-        to.shape[1],
-        rows=op.rows,
-        row_offsets=offsets,
-        q_scales=j.arrays.get("q_scales"),
-    )
+    (keys,) = j.wanted.rows(j.case.scene)
+    how: dict[str, Any] = {"rows": op.rows, "row_offsets": given.get("row_offsets"), "q_scales": given.get("q_scales")}
+    if op.candidates is not None:
+        lists = given["candidates"]
+        found = reference.candidate_scores(j.view, keys, given["q"], given["weights"], lists, op.candidates, **how)
+        return _held_scores(j, "logits", found, op)
+    block = op.block_max or 1
+    rooms = {
+        name: wanted[name].shape[1] * (block if name == "block_max" else 1)
+        for name in ("logits", "block_max")
+        if name in wanted
+    }
+    found = reference.indexer_scores(j.view, keys, given["q"], given["weights"], min(rooms.values()), **how)
+    if op.logits:
+        _held_scores(j, "logits", found.first(rooms["logits"]), op)
+    if op.block_max is not None:
+        maxima = found.first(rooms["block_max"]).block_max(block, pin_newest=op.pin_newest)
+        _held_scores(j, "block_max", maxima, op)
+    return found.errors
+
+
+def _held_scores(j: Judged, name: str, wanted: Scored, op: IndexerScores) -> int:
+    """One array of scores held to the oracle's."""
+    got, to = j.got.arrays[name], j.wanted.arrays[name]
     to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
     known, far = np.isfinite(wanted.logits), Distance()
-    part = 2.0**-12 if q.dtype.itemsize == 1 else 2.0**-20
+    part = 2.0**-12 if j.arrays["q"].dtype.itemsize == 1 else 2.0**-20
     far.meet(np.abs(got[known] - wanted.logits[known]), part * wanted.terms[known] + 1e-30)
-    j.meet("logits", far)
+    j.meet(name, far)
     taken = known | np.isnan(wanted.logits) & np.isnan(got)
     to[taken] = got[taken]
     return wanted.errors
@@ -523,13 +536,17 @@ def _slot_mapping(j: Judged) -> int:
 
 
 def _remap_indices(j: Judged) -> int:
+    op = j.case.call.op
+    assert isinstance(op, RemapIndices)
     return reference.remap_indices(
         j.view,
         j.arrays["row_offsets"],
         j.arrays["indices"],
         j.wanted.arrays["out"],
         counts=j.wanted.arrays.get("counts"),
-        drop_unseen=getattr(j.case.call.op, "unseen", "keep") == "drop",
+        drop_unseen=op.unseen == "drop",
+        candidates=j.arrays.get("candidates"),
+        block=op.candidates or 1,
     )
 
 

@@ -147,10 +147,15 @@ def _lists(scene: Scene, op: Op, arrays: dict[str, Raw]) -> None:
             count = len(arrays[name])
             arrays[name][...] = np.stack([rng.permutation(entries)[:count], rng.permutation(entries)[:count]], axis=1)
     if "indices" in arrays:
-        begins = np.cumsum([0, *scene.workload.new])
+        begins, block = np.cumsum([0, *scene.workload.new]), getattr(op, "candidates", None) or 1
         for b, entries in enumerate(scene.entries(total) for total in scene.workload.totals):
             rows = arrays["indices"][begins[b] : begins[b + 1]]
-            rows[...] = rng.integers(entries - scene.alive(b), entries, rows.shape) if scene.alive(b) else -1
+            if "candidates" in arrays:  # of blocks, whose columns rows count
+                named = arrays["candidates"][begins[b] : begins[b + 1]]
+                named[...] = rng.integers(0, max(entries // block, 1), named.shape)
+                rows[...] = rng.integers(0, named.shape[1] * block, rows.shape)
+            else:
+                rows[...] = rng.integers(entries - scene.alive(b), entries, rows.shape) if scene.alive(b) else -1
             rows[:, -1] = -1
     if op.kind == "move_tokens":  # none is read that another one writes; where there is no room, none
         slots, count = rng.permutation(scene.pages * scene.tokens), len(arrays["src"])

@@ -7,6 +7,7 @@ from types import ModuleType
 
 from kvgen import Block, KernelSet, Keys, Latent, Layout, Paged, Quant, RmsNorm, Rope, YarnScaling, ops
 from kvgen.spec.cache import Cache
+from kvgen.spec.kernel_set import Op
 from tests.compressed.statement import Codes, Form
 from tests.support.harness import package
 
@@ -36,15 +37,25 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
     entries, keys = None, None
     if form.rate:
         cache = latent(form, form.entry, page_size=max(1, 2 * page // form.rate), rate=form.rate)
-        pick = ops.ListKeys() if form.topk is None else ops.RemapIndices(counts=True, unseen="drop")
-        entries = _set(f"{name}_entries", 1, cache, _pool(form, rope, drafts), pick)
+        picks: list[Op] = [ops.ListKeys() if form.topk is None else ops.RemapIndices(counts=True, unseen="drop")]
+        if form.candidates is not None:
+            size = form.candidates[1]
+            picks.append(ops.RemapIndices(name="remap_candidates", candidates=size, counts=True, unseen="drop"))
+        entries = _set(f"{name}_entries", 1, cache, _pool(form, rope, drafts), *picks)
     if form.index is not None:
         cache = indexer(form, page_size=max(4, 2 * page // form.rate), rate=form.rate)
         norm = RmsNorm(multiply="before", eps=form.eps)
         append = ops.Append(rope=rope, q_out="none", k_norm=norm)  # of keys that a projection makes of entries
         write = append if form.index == "latent" else _pool(form, rope, drafts, hadamard=form.hadamard)
         query = ops.IndexerQuery(rope=rope, hadamard=form.hadamard, factor=1.0)
-        keys = _set(f"{name}_keys", index_heads, cache, write, query, ops.IndexerScores())
+        scores = [ops.IndexerScores()]
+        if form.candidates is not None:
+            size = form.candidates[1]
+            scores = [
+                ops.IndexerScores(block_max=size, pin_newest=True),
+                ops.IndexerScores(name="candidate_scores", candidates=size),
+            ]
+        keys = _set(f"{name}_keys", index_heads, cache, write, query, *scores)
     append = ops.Append(
         rope=rope,
         q_dim=form.dim,
@@ -62,7 +73,7 @@ def kit(name: str, form: Form, heads: int, index_heads: int, *, page: int = 8, d
     return Kit(form, heads, index_heads, window, entries, keys)
 
 
-def _set(name: str, heads: int, cache: Cache, *operations: ops.Op) -> KernelSet:
+def _set(name: str, heads: int, cache: Cache, *operations: Op) -> KernelSet:
     return KernelSet(name=name, q_heads=heads, cache=cache, ops=operations, arch=("sm_90a",))
 
 

@@ -81,6 +81,7 @@ class Server:
         self.pools: dict[str, Paged] = {}
         self.states: dict[str, Any] = {}
         self.last: list[NDArray[np.int64]] = []
+        self.blocks = np.zeros((0, 0), np.int32)
         self.logits: list[Floats] = []
         self.lists: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
         for part in ("entries", "keys"):
@@ -102,7 +103,8 @@ class Server:
         return {"state": np.full(shape, np.nan, np.float32), "state_ids": ids}
 
     def step(self, counts: list[int], *, owner: Server | None = None) -> Step:
-        """`counts[b]` new tokens of request b. `owner`: the layer whose entries and picks of this step it reads."""
+        """`counts[b]` new tokens of request b. `owner`: the layer whose entries it reads, and whose picks of this step, or
+        blocks."""
         form = self.kit.form
         before, self.done = self.done, [d + n for d, n in zip(self.done, counts, strict=True)]
         lengths = np.array(self.done, np.int32)
@@ -117,7 +119,10 @@ class Server:
             q = self._append(new, lengths, offsets)
             if owner is None:
                 self._compress(new, lengths, offsets)
-            picks = self._picks(new, lengths, offsets, where) if owner is None else owner.last
+            if owner is None or form.candidates is not None:
+                picks = self._picks(new, lengths, offsets, where, owner)
+            else:
+                picks, self.lists = owner.last, owner.lists
             o = self._attend(q, where, lengths, offsets, owner or self)
         self.last = picks
         return Step(o.astype(np.float64), picks, self.logits)
@@ -166,15 +171,21 @@ class Server:
         return given.get("latent_out")
 
     def _picks(
-        self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
+        self,
+        new: list[Rows],
+        lengths: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+        where: list[tuple[int, int]],
+        owner: Server | None,
     ) -> list[NDArray[np.int64]]:
-        """The entries that each row reads; `self.lists` become their rows of the pool and how many each row has."""
+        """The entries that each row reads, with an `owner` of its best blocks; `self.lists` become their rows of the pool and how
+        many each row has."""
         form = self.kit.form
         self.logits = [np.zeros(0)] * len(where)
         if not form.rate:
             return [np.zeros(0, np.int64)] * len(where)
         seen = [(p + 1) // form.rate for _, p in where]
-        paged, made = self.pools["entries"], self.kit.generated("entries")
+        paged, made = (owner or self).pools["entries"], self.kit.generated("entries")
         cache = paged.made.step(lengths=lengths, page_table=paged.table)
         counts = np.full(len(where), -7, np.int32)
         if form.topk is None:
@@ -182,30 +193,61 @@ class Server:
             made.list_keys(cache[0], offsets, keys, counts)
             self.lists = keys, counts
             return [np.arange(n) for n in seen]
-        scores = self._scores(new, lengths, offsets, where)
-        self.logits = [row[:n].astype(np.float64) for row, n in zip(scores, seen, strict=True)]
+        scores = self._scores(new, lengths, offsets, where, owner)
         # As top-k gives them: entries of -inf behind the others, where a row sees fewer.
         best = np.argsort(-scores, axis=1, kind="stable")[:, : form.topk].astype(np.int32)
         picked = np.full((len(where), form.topk), -1, np.int32)
         picked[:, : best.shape[1]] = best
         slots = np.empty_like(picked)
-        made.remap_indices(cache[0], picked, offsets, slots, counts)
+        if owner is None:
+            self.logits = [row[:n].astype(np.float64) for row, n in zip(scores, seen, strict=True)]
+            made.remap_indices(cache[0], picked, offsets, slots, counts)
+        else:  # scores and picks are of columns
+            assert form.candidates is not None
+            made.remap_candidates(cache[0], picked, owner.blocks, offsets, slots, counts)
+            columns, size = np.arange(scores.shape[1]), form.candidates[1]
+            entries = owner.blocks[:, columns // size] * size + columns % size
+            entries[scores == -np.inf] = -1
+            self.logits = [np.full(n, -np.inf) for n in seen]
+            for row, named, logits in zip(scores, entries, self.logits, strict=True):
+                logits[named[named >= 0]] = row[named >= 0]
+            best = np.take_along_axis(entries, best, axis=1)
         self.lists = slots, counts
-        return [np.sort(row[row < n]) for row, n in zip(best, seen, strict=True)]
+        return [np.sort(row[(row >= 0) & (row < n)]) for row, n in zip(best, seen, strict=True)]
 
     def _scores(
-        self, new: list[Rows], lengths: NDArray[np.int32], offsets: NDArray[np.int32], where: list[tuple[int, int]]
+        self,
+        new: list[Rows],
+        lengths: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+        where: list[tuple[int, int]],
+        owner: Server | None,
     ) -> NDArray[np.float32]:
-        """The indexer's scores `[T, entries and three more]`."""
-        form, made, paged = self.kit.form, self.kit.generated("keys"), self.pools["keys"]
+        """The indexer's scores `[T, entries and three more]`, of which `self.blocks` become the best blocks; or those of the
+        entries of the owner's best blocks, `[T, columns]`."""
+        form, made, paged = self.kit.form, self.kit.generated("keys"), (owner or self).pools["keys"]
         cache = paged.made.step(lengths=lengths, page_table=paged.table)
         positions = np.array([p for _, p in where], np.int64)
         q, w = _rows(new, "index_q"), _rows(new, "index_w", np.float32)
         codes, weights = np.empty(q.shape, ml_dtypes.float8_e4m3fn), np.empty_like(w)
         made.indexer_query(cache[0], q=q, weights=w, q_out=codes, weights_out=weights, positions=positions)
         seen = (positions + 1) // form.rate
+        if owner is not None:
+            assert form.candidates is not None
+            listed = np.full((*owner.blocks.shape, form.candidates[1]), np.nan, np.float32)
+            made.candidate_scores(cache[0], codes, weights, owner.blocks, listed, row_offsets=offsets)
+            assert not np.isnan(listed).any()
+            return listed.reshape(len(listed), -1)
         logits = np.full((len(where), int(seen.max()) + 3), np.nan, np.float32)
-        made.indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
+        if form.candidates is None:
+            made.indexer_scores(cache[0], codes, weights, logits, row_offsets=offsets)
+        else:
+            blocks, size = form.candidates
+            maxima = np.full((len(where), -(-logits.shape[1] // size)), np.nan, np.float32)
+            made.indexer_scores(cache[0], codes, weights, logits, maxima, row_offsets=offsets)
+            assert not np.isnan(maxima).any()
+            # Ascending, as engines sort them; where a row sees fewer blocks, others of -inf are among them.
+            self.blocks = np.sort(np.argsort(-maxima, axis=1, kind="stable")[:, :blocks], axis=1).astype(np.int32)
         for row, n in zip(logits, seen, strict=True):
             assert not np.isnan(row[:n]).any() and (row[n:] == -np.inf).all()
         return logits
@@ -225,7 +267,7 @@ class Server:
         given: dict[str, Any] = {"topk_lengths": counts, "sinks": self.weights.sinks.astype(np.float32)}
         if kit.entries is not None:
             layer = made.MlaDecodeEntriesKeys(*owner.pools["entries"].made.blocks)[0]
-            slots, many = owner.lists
+            slots, many = self.lists
             given |= {"entries_cache": layer, "entries_indices": slots, "entries_topk_lengths": many}
         found = made.mla_decode(cache[0], q, indices=keys, out=np.empty((len(q), kit.heads, form.dim), BF16), **given)
         o = found.out if hasattr(found, "out") else found

@@ -80,7 +80,8 @@ class Form:
     before its RoPE (V4.1). `q_norm`: q's rows are divided by their root mean square. `hadamard`: the indexer's q and keys are
     turned by a Hadamard matrix. `once`: what RoPE or a Hadamard matrix turned, the window's rows and keys that are projected are
     rounded by their quantization alone, not to bf16 before it.
-    `row`, `entry`, `key`: how they are stored.
+    `candidates` (blocks, entries of a block): a layer that reads another's entries picks among that layer's best blocks, by its
+    own q and weights of the indexer (V4.1). `row`, `entry`, `key`: how they are stored.
     """
 
     dim: int
@@ -90,6 +91,7 @@ class Form:
     overlap: bool = False
     gated: bool = True
     topk: int | None = None
+    candidates: tuple[int, int] | None = None
     index: Literal["pool", "latent"] | None = None
     index_dim: int = 0
     q_norm: bool = True
@@ -171,8 +173,8 @@ def layer(
     owner: Layer | None = None,
     picks: list[NDArray[np.int64]] | None = None,
 ) -> Layer:
-    """The layer over a whole sequence. `owner`: the layer whose entries and picks it reads (V4.1). `picks`: in place of the
-    indexer's own."""
+    """The layer over a whole sequence. `owner`: the layer whose entries it reads, and whose picks, or which chooses the blocks
+    that it picks among (V4.1). `picks`: in place of the indexer's own."""
     count = len(rows.q)
     positions = np.arange(count)
     q = form.bf16(_unit(rows.q, form.eps)) if form.q_norm else rows.q
@@ -181,6 +183,10 @@ def layer(
     entries, keys, scores = np.zeros((0, form.dim)), None, None
     if owner is not None:
         entries, chosen = owner.entries, owner.picks
+        if form.candidates is not None:
+            assert owner.keys is not None and owner.scores is not None
+            scores = np.where(_candidates(form, owner.scores), _scores(form, rows, owner.keys), -np.inf)
+            chosen = _picks(form, count, scores)
     elif form.rate:
         assert rows.pool_kv is not None
         latent = _pooled(form, rows.pool_kv, rows.pool_gate, weights.ape, weights.pool_norm)
@@ -299,12 +305,28 @@ def _scores(form: Form, rows: Rows, keys: Floats) -> Floats:
     return np.where(visible, scores, -np.inf)
 
 
+def _candidates(form: Form, scores: Floats) -> NDArray[np.bool_]:
+    """`[T, entries]`: which entries lie in a token's best blocks, by the largest score of each; the block of the newest entry
+    that the token sees is among them, whatever its scores."""
+    assert form.candidates is not None
+    blocks, size = form.candidates
+    found = np.zeros(scores.shape, np.bool_)
+    for t, row in enumerate(scores):
+        seen = (t + 1) // form.rate
+        best = [row[first : min(first + size, seen)].max() for first in range(0, seen, size)]
+        older = np.argsort(-np.array(best[:-1]), kind="stable")[: blocks - 1].tolist()
+        for block in [*older, len(best) - 1] if best else []:
+            found[t, block * size : min((block + 1) * size, seen)] = True
+    return found
+
+
 def _picks(form: Form, count: int, scores: Floats | None) -> list[NDArray[np.int64]]:
     """The entries each token reads: those of the best scores, first ones of equals, or every one that it sees; ascending."""
     found = []
     for t in range(count):
         seen = (t + 1) // form.rate
         order = np.arange(seen) if scores is None else np.argsort(-scores[t, :seen], kind="stable")
+        order = order if scores is None else order[scores[t, order] > -np.inf]
         found.append(np.sort(order[: form.topk]))
     return found
 

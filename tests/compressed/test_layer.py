@@ -30,6 +30,7 @@ FORMS: Final = {
     "heavy": replace(V4, rate=16),
     "pairs": replace(V41, rate=2),
     "each": replace(V41, rate=1, gated=False),
+    "blocks": replace(V41, rate=1, gated=False, candidates=(3, 4)),
 }
 KINDS: Final = list(FORMS) if CAMPAIGN else ["sparse"]
 HEADS: Final = 8
@@ -178,6 +179,34 @@ def test_layers_that_share_entries_and_picks(name: str) -> None:
         whole = layer(form, rows[b].first(count), weights, picks=owner.picks[b])
         want = layer(form, others[b].first(count), other_weights, owner=whole).o
         np.testing.assert_allclose(np.stack(reader.o[b]), want, rtol=ROUNDING, atol=ROUNDING * np.abs(want).max())
+
+
+@pytest.mark.skipif(not CAMPAIGN, reason="kernels of its own; tests/ops/test_indexer_candidates.py has the operations")
+def test_layers_that_pick_among_another_ones_blocks() -> None:
+    """A layer with q and weights of its own picks among the best blocks of the layer before it, as V4.1's from 24 on: prompts,
+    whose first rows see fewer entries than lists have, and single tokens."""
+    name = "blocks"
+    rows, weights = rows_of(name, 60)
+    others, other_weights = rows_of(name, 60)
+    turned = ("q", "kv", "index_q", "index_w")
+    others = [replace(b, **{n: -getattr(b, n)[::-1] for n in turned}) for b in others]
+    owner, reader = Served(name, rows, weights), Served(name, others, other_weights, seed=1)
+    for counts in ((33, 4), (1, 1), (1, 1), (0, 9), (1, 1), (9, 2)):
+        owner.step(*counts)
+        reader.step(*counts, owner=owner)
+    owner.hold(weights)
+    form, fewer = FORMS[name], 0
+    for b in (0, 1):
+        count = len(owner.o[b])
+        whole = layer(form, rows[b].first(count), weights, picks=owner.picks[b])
+        among = layer(form, others[b].first(count), other_weights, owner=whole)
+        _hold_picks(form, among, reader.picks[b], reader.logits[b])
+        want = layer(form, others[b].first(count), other_weights, owner=whole, picks=reader.picks[b]).o
+        np.testing.assert_allclose(np.stack(reader.o[b]), want, rtol=ROUNDING, atol=ROUNDING * np.abs(want).max())
+        plain = layer(replace(form, candidates=None), others[b].first(count), other_weights)
+        assert plain.scores is not None and among.scores is not None
+        fewer += int((np.isfinite(plain.scores) & ~np.isfinite(among.scores)).sum())
+    assert fewer > 100, "blocks leave something out"
 
 
 @pytest.mark.parametrize("part", ["window", "entries"])

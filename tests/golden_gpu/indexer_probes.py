@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import ml_dtypes
@@ -36,9 +37,10 @@ def _work_inputs(after: bool) -> dict[str, Array]:
         "offsets": offsets.astype(np.int32),
         "lengths": lengths.astype(np.int32),
         "owners": np.zeros((ROWS, TILES), np.uint32),
-        "counts": np.zeros(BLOCKS, np.uint32),
+        "counts": np.zeros(3 * BLOCKS, np.uint32),
         "all": np.full((ROWS, KEYS + 1), 7, np.float32),
         "some": np.full((ROWS, KEYS + 1), 7, np.float32),
+        "blocks": np.full((ROWS, 24), 7, np.float32),
         "errors": np.zeros(1, np.uint64),
     }
 
@@ -107,11 +109,15 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
             row = step.offsets[b] + i
             if step.request(row) == b and t * (SPAN // step.rate) < step.seen(b, last):
                 owners[row, t] = step.seen(b, i) << 8 | block + 1
-    every, some = arrays["all"].copy(), arrays["some"].copy()
+    every, some, blocks = (arrays[name].copy() for name in ("all", "some", "blocks"))
     faults = [(ROWS, BATCH - 1, OFFSETS)] if step.wrong_total else []
     for row in range(ROWS):
         begin, value = _unseen(step, row, faults)
         every[row, begin:KEYS] = value
+        blocks[row, -(-begin // 5) : 11] = value
+        b = step.request(row)
+        if b is None or np.isnan(value):
+            blocks[row, 12:23] = value
         if np.isnan(value):
             some[row, :KEYS] = np.nan
         if row % 2 == 0 and row < 64:
@@ -120,10 +126,17 @@ def _work(rows: int, after: bool, arrays: Arrays) -> dict[str, Wanted]:
     word = 2**64 - 1 - (position << 32 | b << 8 | code)
     return {
         "owners": exact(owners),
-        "counts": exact(np.array([2 * n + 1 for n in counts], np.uint32)),
-        **{name: Wanted(x.view(np.uint32), FLOATS) for name, x in (("all", every), ("some", some))},
+        "counts": exact(np.array([*(2 * n + 1 for n in counts), *_fives(), 100, 15, 102], np.uint32)),
+        **{name: Wanted(x.view(np.uint32), FLOATS) for name, x in (("all", every), ("some", some), ("blocks", blocks))},
         "errors": exact(np.array([word], np.uint64)),
     }
+
+
+def _fives() -> list[int]:
+    """The shares of 37 requests of b % 5 tiles each."""
+    tiles = [(b, n) for b in range(BATCH) for n in range(b % 5)]
+    ends = [len(tiles) // BLOCKS * i + min(i, len(tiles) % BLOCKS) for i in range(BLOCKS + 1)]
+    return [tiles[begin][0] << 16 | tiles[begin][1] << 12 | (end - begin) << 1 | 1 for begin, end in pairwise(ends)]
 
 
 def _unseen(step: _Step, row: int, faults: list[tuple[int, int, int]]) -> tuple[int, float]:
@@ -163,6 +176,7 @@ def _scores_inputs(kind: Any, heads: int, rows: int) -> dict[str, Array]:
         "weights": rng.integers(-2, 3, (rows, heads + 1)).astype(np.float32),
         "out": np.zeros((2, rows, 128), np.float32),
         "which": np.zeros((128, 2), np.uint32),
+        "maxima": np.zeros((128, 4), np.float32),
     }
 
 
@@ -179,7 +193,14 @@ def _scores(kind: Any, heads: int, rows: int, arrays: Arrays) -> dict[str, Wante
     total = 1 + 2 * np.maximum(thread - 64, 0) - 3
     both = np.stack([scores, scores]).astype(np.float32)
     which = np.stack([key, np.where(thread == 5, -1, total)], axis=1).astype(np.int32).view(np.uint32)
-    return {"out": Wanted(both.view(np.uint32), Rule("f32", any_zero=True)), "which": exact(which)}
+    x = np.arange(128) * 37 % 128 - 64.0
+    x[77] = np.nan
+    maxima = np.stack([x.reshape(-1, n).max(axis=1)[key // n] for n in (2, 4, 8, 16)], axis=1).astype(np.float32)
+    return {
+        "out": Wanted(both.view(np.uint32), Rule("f32", any_zero=True)),
+        "which": exact(which),
+        "maxima": Wanted(maxima.view(np.uint32), FLOATS),
+    }
 
 
 def _packed_inputs() -> dict[str, Array]:

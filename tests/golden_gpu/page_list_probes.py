@@ -97,6 +97,31 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(out), "one": exact(one), "errors": exact(errors)}
 
 
+def _columns_inputs() -> dict[str, Array]:
+    rng = np.random.default_rng(304)
+    columns = rng.integers(0, 20 * 8, 64).astype(np.int32)
+    columns[[0, 5, 40, 50, 51]] = [-1, -30, 159, 160, 2**31 - 1]
+    blocks = rng.integers(0, 2**20, (2, 24)).astype(np.int32)
+    columns[6:14], blocks[:, 1:4] = [8, 15, 16, 23, 24, 31, 0, 7], [-1, 2**28, 2**28 - 1]
+    blocks[:, 0] = [-(2**31), 2**31 - 1]
+    return {"columns": columns, "blocks": blocks, "out": np.full((2, ROW), 99, np.int32)}
+
+
+def _columns(arrays: Arrays) -> dict[str, Wanted]:
+    """What columns of lists of blocks of 8 name; 2^31 - 1 for what no list or no number has."""
+    out = arrays["out"].copy()
+    for b in range(2):
+        for i, column in enumerate(arrays["columns"].tolist()):
+            if column < 0:
+                out[b, i] = column
+            elif column >= 160:
+                out[b, i] = 2**31 - 1
+            else:
+                first = int(arrays["blocks"][b, column // 8]) * 8
+                out[b, i] = -1 if first < 0 else min(first + column % 8, 2**31 - 1)
+    return {"out": exact(out)}
+
+
 def _pages_inputs() -> dict[str, Array]:
     rng = np.random.default_rng(303)
     lengths = rng.integers(0, COLUMNS * TOKENS + 40, 100).astype(np.int32)
@@ -130,5 +155,6 @@ def probes() -> list[Probe]:
     return [
         Probe("library_lists_entries", UNIT, "lists_entries", _entries_inputs, _entries, 32, (BLOCKS, 1, 1)),
         Probe("library_lists_rows", UNIT, "lists_rows", _rows_inputs, _rows, 32, (BLOCKS, 1, 1)),
+        Probe("library_lists_columns", UNIT, "lists_columns", _columns_inputs, _columns, 32, (2, 1, 1)),
         Probe("library_lists_pages", UNIT, "lists_pages", _pages_inputs, _pages, 32),
     ]

@@ -129,6 +129,7 @@ CALLED_IN = {
         )
     },
     "indexer_work": (f"{KERNELS}/indexer_work.cu",),
+    "indexer_lists": (f"{KERNELS}/indexer_lists.cu",),
     **dict.fromkeys(
         ("indexer_scores", "indexer_packed", "mma_codes", "wgmma_codes"), (f"{KERNELS}/indexer_scores.cu",)
     ),

@@ -13,7 +13,7 @@ from kvgen import KernelSet, models
 from kvgen.errors import ConfigError
 from kvgen.models import Serving
 from kvgen.models.compressed_text import PRESETS
-from kvgen.ops import IndexerScores, MlaDecode, Pool
+from kvgen.ops import IndexerScores, MlaDecode, Pool, RemapIndices
 from kvgen.spec.model import YarnScaling
 
 from .checkpoints import changed, config, without
@@ -97,6 +97,36 @@ def test_what_a_config_leaves_out_is_transformers_default() -> None:
     found = models.facts({"model_type": "deepseek_v4", "num_attention_heads": 64, "num_hidden_layers": 5}).layers()
     assert [layer.kind for layer in found] == ["c128", "c128", "c128", "c4", "c128"]
     assert (found[0].head_dim_k, found[0].window) == (512, 128)
+
+
+def test_blocks_of_candidates_are_chosen_and_scored(tmp_path: Path) -> None:
+    """Layer 20 has a maximum of each 8 entries; layers 24, 28, 32 and 36 score the keys of a list, and map its columns."""
+    found = sets(config(SHARED), tmp_path)
+    keys, entries = found["x_c1_keys"], found["x_c1"]
+    assert keys.model is not None
+    used = {
+        layer: (keys.layers[name], entries.layers[name])
+        for layer in range(40)
+        if (name := keys.model.layer_name(layer)) in keys.layers
+    }
+    assert sorted(used) == [20, 24, 28, 32, 36]
+    source, *others = used.values()
+    assert source == (("append", "indexer_query", "block_scores"), ("pool_tokens", "remap_indices"))
+    assert others == [(("indexer_query", "candidate_scores"), ("remap_candidates",))] * 4
+    scores = {op.name: op for op in keys.ops if isinstance(op, IndexerScores)}
+    assert (scores["block_scores"].block_max, scores["block_scores"].pin_newest) == (8, True)
+    remaps = {op.name: op.candidates for op in entries.ops if isinstance(op, RemapIndices)}
+    assert scores["candidate_scores"].candidates == 8 and remaps == {"remap_indices": None, "remap_candidates": 8}
+    plain = [op.block_max for op in found["x_c2_keys"].ops if isinstance(op, IndexerScores)]
+    assert plain == [None]
+
+
+def test_blocks_that_no_operation_has(tmp_path: Path) -> None:
+    found = config(SHARED)
+    of_12 = {**found, "text_config": {**found["text_config"], "candidate_block_size": 12}}
+    assert models.facts(of_12).layers()
+    with pytest.raises(ConfigError, match=r"candidate_block_size: got 12; .*valid: one of these"):
+        sets(of_12, tmp_path)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

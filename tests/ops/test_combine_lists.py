@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
 from tests.support.batches import Batch, batches
-from tests.support.key_lists import BATCH, ENTRIES, check_combined, check_counted, step
+from tests.support.key_lists import BATCH, ENTRIES, EVERY, check_combined, check_counted, step
 from tests.support.memory import Raw
 from tests.support.slots import spoilt
 
@@ -53,6 +53,30 @@ def test_lists(data: Any) -> None:
     assert describe(word) is None and (counts >= 0).all()
     word, _, counts = check_counted(scene, offsets, indices)
     assert describe(word) is None and (counts >= 0).all()
+
+
+@settings(max_examples=4)
+@given(data=st.data())
+def test_all_entries(data: Any) -> None:
+    """Every entry that a row sees, then its window; a list of one column less is unknown."""
+    batch = data.draw(batches(EVERY))
+    scene, offsets, rows = step(EVERY, batch)
+    begins = tuple(scene.rng.integers(0, 90, len(batch.totals)).astype(np.int32) for _ in range(2))
+    width = max((total + min(total, WINDOW) for total in batch.totals), default=1)
+    for columns in (width, max(width - 1, 0)):
+        check_combined(scene, offsets, None, (begins[0], begins[1]), 200, columns, rows)
+
+
+@pytest.mark.parametrize("length", [2**32 - 2, 2**32 - 7, 2**31 - 1, 2**31])
+def test_lengths_that_no_count_holds(length: int) -> None:
+    """Entries and tokens of a row are more than 32 bits count: the list is unknown, whatever the sum's lower bits are."""
+    scene, offsets, rows = step(EVERY, BATCH)
+    scene.tables["lengths"] = spoilt(scene.tables["lengths"], 1, length)
+    begins = np.array([0, 40, 80], np.int32), np.array([0, 40, 80], np.int32)
+    word, keys, counts = check_combined(scene, offsets, None, begins, 2**32 - 1, 40, rows)
+    report = describe(word)
+    assert report is not None and (report.code, report.request) == (Fault.LENGTH, 1)
+    assert (counts[5:14] == -1).all() and (keys[5:14] == -1).all() and (counts[:5] > 0).all()
 
 
 def test_as_vllm_combines_them() -> None:

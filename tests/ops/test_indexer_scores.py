@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +12,12 @@ from hypothesis import strategies as st
 
 from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.attention.indexer import TOKENS
 from kvgen.reference import Scored, indexer_scores
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from tests.support.batches import PLAIN, Batch
-from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, package, surroundings
+from tests.support.batches import PLAIN
+from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
+from tests.support.indexer_steps import few_blocks, op_of, ragged_step, scales_of, scores_scene, steps
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
@@ -94,41 +92,6 @@ SETS = {
 }
 
 
-def op_of(kernels: KernelSet) -> ops.IndexerScores:
-    """The operation of a set of these."""
-    (op,) = kernels.ops
-    assert isinstance(op, ops.IndexerScores)
-    return op
-
-
-def scores_scene(kernels: KernelSet, batch: Batch, total: int) -> tuple[Scene, Raw, Raw]:
-    """A scene with every token stored, `total` rows of q and their weights."""
-    before = batch.new if kernels.cache.lengths == "before" else [0] * len(batch.totals)
-    scene = Scene(kernels, batch, [n - m for n, m in zip(batch.totals, before, strict=True)])
-    scene.fill(batch.totals)
-    quant = scene.cache.quants["k"]
-    kind = quant.codes.name if quant is not None else scene.cache.dtype
-    shape = (kernels.q_heads, scene.cache.head_dim)
-    if kind == "e2m1":
-        q, _ = rows_array(total, (shape[0], shape[1] // 2), "u8", strided=batch.strided)
-        q[...] = scene.rng.integers(0, 256, q.shape)
-    else:
-        q, _ = rows_array(total, shape, kind, strided=batch.strided)
-        q[...] = scene.rng.standard_normal((total, *shape)).astype(dtype(kind).numpy())
-    weights, _ = rows_array(total, shape[:1], "f32", strided=batch.strided)
-    weights[...] = scene.rng.standard_normal((total, shape[0])) * np.float32(0.1)
-    return scene, q, weights
-
-
-def scales_of(scene: Scene, q: Raw) -> dict[str, Raw]:
-    """Four e8m0 scales a head where q is codes of 4 bits; the same for the same row, wherever it stands."""
-    if q.dtype != np.uint8:
-        return {}
-    scales, _ = rows_array(len(q), q.shape[1:2], "i32", strided=scene.batch.strided)
-    scales[...] = (q[..., :4].astype(np.int64) % 7 + 122) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
-    return {"q_scales": scales}
-
-
 def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = None) -> tuple[Raw, Scored]:
     """Scores of one step, held to the oracle: every entry, those that nobody may touch, the error word."""
     op = op_of(scene.kernels)
@@ -154,42 +117,6 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     return logits, wanted
 
 
-@contextmanager
-def few_blocks(kernels: KernelSet, most: int) -> Iterator[None]:
-    """At most so many blocks take all work, as a GPU's multiprocessors do; here a launch has one a tile."""
-    kernel = package(kernels).indexer_scores.KERNEL
-    before = kernel.grid
-    object.__setattr__(kernel, "grid", lambda dims: (min(most, before(dims)[0]), 1, 1))
-    try:
-        yield
-    finally:
-        object.__setattr__(kernel, "grid", before)
-
-
-@st.composite
-def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, bool]:
-    """A batch whose new tokens are rows of q: any number of each request, or, without offsets, as many of every one."""
-    page, most, rate = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.entry_tokens
-    edges = sorted({0, 1, 2, 5} | {n * rate + d for n in (page, TOKENS, 2 * TOKENS) for d in (-1, 0, 1)})
-    ragged = draw(st.booleans())
-    count = draw(st.integers(0, 3))
-    totals = sorted(draw(st.sampled_from(edges)) for _ in range(count))
-    new = [draw(st.integers(0, min(2 * most + 1, n))) if ragged else most for n in totals]
-    batch = Batch(
-        totals=tuple(totals),
-        new=tuple(new),
-        padding=draw(st.integers(0, 2)),
-        shared=ragged and draw(st.booleans()),
-        fill=draw(st.sampled_from(("nan", "inf"))),
-        strided=draw(st.booleans()),
-        errors=True,
-        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
-        seed=draw(st.integers(0, 2**32 - 1)),
-        leading=draw(st.sampled_from((0, 2))) if ragged else 0,
-    )
-    return batch, ragged
-
-
 @pytest.mark.parametrize("name", SETS)
 @settings(max_examples=4)
 @given(data=st.data())
@@ -205,26 +132,17 @@ def test_a_step(name: str, data: Any) -> None:
         call(scene, q, weights, max(batch.totals, default=0) // scene.cache.entry_tokens + 3, offsets)
 
 
-def ragged_step(name: str, totals: tuple[int, ...], new: tuple[int, ...], **fields: Any) -> tuple[Scene, Raw, Raw, Raw]:
-    """A scene whose requests have so many keys, its q, weights and offsets."""
-    kernels = SETS[name]
-    batch = replace(PLAIN, totals=tuple(n * kernels.cache.entry_tokens for n in totals), new=new, **fields)
-    scene, q, weights = scores_scene(kernels, batch, sum(new) + batch.padding)
-    kind = op_of(kernels).index_dtype or scene.cache.lengths_dtype
-    return scene, q, weights, offsets_of(new, kind)
-
-
 def test_a_prompt_among_many_requests() -> None:
     """More requests than a block has threads, and a prompt of more tiles than a ring has, which three blocks share."""
     totals = (*([3] * 140), 700)
-    scene, q, weights, offsets = ragged_step("scores_groups", totals, (*([0, 1] * 70), 9))
+    scene, q, weights, offsets = ragged_step(SETS["scores_groups"], totals, (*([0, 1] * 70), 9))
     with few_blocks(scene.kernels, 3):
         call(scene, q, weights, 710, offsets)
 
 
 def test_requests_do_not_see_each_other() -> None:
     """The same bits of a request without the others, and after another one's keys have become NaN."""
-    scene, q, weights, offsets = ragged_step("scores_groups", (100, 150), (2, 3))
+    scene, q, weights, offsets = ragged_step(SETS["scores_groups"], (100, 150), (2, 3))
     was, _ = call(scene, q, weights, 160, offsets)
     scene.write(0, 99, [np.full((1, 128), np.nan, dtype("bf16").numpy())])
     found, wanted = call(scene, q, weights, 160, offsets)
@@ -253,7 +171,7 @@ VICTIMS = {
 )
 def test_hostile_data(name: str, wrong: str) -> None:
     """Whatever a request's pages, length and offsets are: it is NaN there, which is reported, and others keep their bits."""
-    scene, q, weights, offsets = ragged_step(name, (60, 90, 40), (3, 4, 2))
+    scene, q, weights, offsets = ragged_step(SETS[name], (60, 90, 40), (3, 4, 2))
     room = 130
     was, _ = call(scene, q, weights, room, offsets)
     table, lengths = scene.tables["page_table"], scene.tables["lengths"]
@@ -284,10 +202,20 @@ def test_hostile_data(name: str, wrong: str) -> None:
 @example(offsets=[0, 4, 8, 2, 3, 4, 9], blocks=1)  # rows 3 and 4 are two requests', if none but their own offsets count
 def test_offsets_that_contradict_each_other(offsets: list[int], blocks: int) -> None:
     """A row is of one request, or of none; whoever else claims it leaves it alone."""
-    scene, q, weights, given_offsets = ragged_step("scores_widened", (60, 20, 40, 17, 16, 33), (2, 1, 3, 2, 1, 0))
+    scene, q, weights, given_offsets = ragged_step(SETS["scores_widened"], (60, 20, 40, 17, 16, 33), (2, 1, 3, 2, 1, 0))
     given_offsets[...] = offsets
     with few_blocks(scene.kernels, blocks):
         call(scene, q, weights, 70, given_offsets)
+
+
+def test_rows_of_nobody_ask_for_no_page() -> None:
+    """Where the last offset is wrong, a request whose own are good has no rows either: nothing is said of its pages."""
+    scene, q, weights, offsets = ragged_step(SETS["scores_widened"], (60, 20, 40, 16), (2, 1, 3, 0))
+    scene.tables["page_table"][1, 0] = scene.pages
+    offsets[...] = 0, 2, 3, 6, 1
+    _, wanted = call(scene, q, weights, 70, offsets)
+    report = describe(wanted.errors)
+    assert report is not None and (report.code, report.position) == (Fault.ROW_OFFSETS, len(q))
 
 
 def test_without_offsets_rows_can_be_missing() -> None:

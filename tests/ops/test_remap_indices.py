@@ -14,6 +14,8 @@ from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Continuous
 from tests.support.batches import batches
 from tests.support.harness import offsets_of, package
+from tests.support.key_lists import BATCH as KEYS
+from tests.support.key_lists import ENTRIES, check_listed, step
 from tests.support.memory import rows_array
 from tests.support.slots import (
     BATCH,
@@ -66,6 +68,35 @@ def test_no_sector_is_moved_twice() -> None:
     remapped, mapped = (done.counters.per_buffer for done in log.launches)
     assert remapped["indices"].load_sectors == remapped["out"].store_sectors == 512 * 512 * 4 // 32
     assert mapped["slots"].store_sectors <= 512 * 8 // 32 * 1.02
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@settings(max_examples=6)
+@given(data=st.data())
+def test_columns_of_lists_of_blocks(counted: bool, data: Any) -> None:
+    """What columns of a list of blocks name, wherever it has numbers; columns past the list, numbers of nothing."""
+    scene, offsets, rows = step(ENTRIES, data.draw(batches(ENTRIES)))
+    rng, width = scene.rng, data.draw(st.sampled_from((1, 5, 40)))
+    lists, indices = rng.integers(-1, 4, (rows, width)), rng.integers(-1, width * 4, (rows, 9))
+    if data.draw(st.booleans()):
+        wild = np.array([-7, -(2**31), 2**31 - 1, 2**29, 2**29 - 1, 2**30, 50])
+        lists = np.where(rng.random(lists.shape) < 0.3, rng.choice(wild, lists.shape), lists)
+        indices = np.where(rng.random(indices.shape) < 0.3, rng.choice(wild, indices.shape), indices)
+    check_listed(scene, offsets, indices.astype(np.int32), lists.astype(np.int32), counted=counted)
+
+
+def test_what_lists_and_columns_mean() -> None:
+    """Column 4 c + j of a list of blocks of 4 is entry 4 list[c] + j: its row in the pool, of entries that the row sees."""
+    scene, offsets, rows = step(ENTRIES, KEYS)
+    lists = np.tile(np.array([1, -1, 0, 9, 2**30], np.int32), (rows, 1))
+    # Entries 0, 5, none, 4, 3, 37, none, 2^32.
+    indices = np.tile(np.array([8, 1, 4, 0, 11, 13, -1, 16], np.int32), (rows, 1))
+    _, found, counts = check_listed(scene, offsets, indices, lists, counted=True)
+    table = scene.tables["page_table"].astype(np.int64)[1]
+    last = 13  # request 1 has rows 5 to 13, of 40 tokens: the last one sees 10 entries
+    entries = np.array([0, 5, 4, 3])
+    np.testing.assert_array_equal(found[last, [0, 1, 3, 4]], table[entries // 3] * 3 + entries % 3)
+    assert (found[last, [2, 5, 6, 7]] == -1).all() and counts[last] == 5
 
 
 @pytest.mark.parametrize("token", [36, 100, 2**31 - 1])

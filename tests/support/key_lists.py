@@ -20,7 +20,20 @@ ENTRIES: Final = KernelSet(
     name="lists_of_entries",
     q_heads=1,
     cache=Latent(dtype="bf16", latent_dim=8, rope_dim=8, page_size=3, rate=4, lengths="after"),
-    ops=[ops.ListKeys(), ops.RemapIndices(counts=True, unseen="drop"), ops.CombineLists(window=7)],
+    ops=[
+        ops.ListKeys(),
+        ops.RemapIndices(counts=True, unseen="drop"),
+        ops.RemapIndices(name="remap_candidates", candidates=4, counts=True, unseen="drop"),
+        ops.RemapIndices(name="remap_blocks", candidates=2),
+        ops.CombineLists(window=7),
+    ],
+    arch=["sm_90a"],
+)
+EVERY: Final = KernelSet(
+    name="lists_of_every_token",
+    q_heads=1,
+    cache=Paged(dtype="f16", kv_heads=1, head_dim=8, page_size=3, lengths="after", lengths_dtype="u32"),
+    ops=[ops.CombineLists(window=7, entries="all", begins_dtype="i32")],
     arch=["sm_90a"],
 )
 RING: Final = KernelSet(
@@ -76,15 +89,43 @@ def check_counted(scene: Scene, offsets: Raw, indices: Raw) -> tuple[int, Raw, R
     return wanted, lists.wanted, lists.wanted_counts
 
 
+def check_listed(scene: Scene, offsets: Raw, indices: Raw, lists: Raw, *, counted: bool) -> tuple[int, Raw, Raw]:
+    """remap_indices of columns of lists of blocks against the oracle, with counts and without."""
+    name = "remap_candidates" if counted else "remap_blocks"
+    (block,) = (op.candidates for op in scene.kernels.ops if isinstance(op, ops.RemapIndices) and op.name == name)
+    held = Lists(scene, *indices.shape)
+    given, _ = rows_array(len(indices), indices.shape[1:], "i32", strided=not scene.batch.strided)
+    candidates, _ = rows_array(len(lists), lists.shape[1:], "i32", strided=scene.batch.strided)
+    given[...], candidates[...] = indices, lists
+    counts = {"counts": held.wanted_counts} if counted else {}
+    wanted = remap_indices(
+        *(scene.view, offsets, indices, held.wanted), **counts, drop_unseen=counted, candidates=lists, block=block or 1
+    )
+    arguments: dict[str, Any] = {"indices": given, "row_offsets": offsets, "out": held.keys, "candidates": candidates}
+    if counted:
+        arguments["counts"] = held.counts[0]
+    else:
+        held.wanted_counts[...] = held.counts[0]
+    held.hold(go(scene, name, **arguments), wanted)
+    return wanted, held.wanted, held.wanted_counts
+
+
 def check_combined(
-    scene: Scene, offsets: Raw, indices: Raw, begins: tuple[Raw, Raw], buffer_rows: int, width: int
+    scene: Scene,
+    offsets: Raw,
+    indices: Raw | None,
+    begins: tuple[Raw, Raw],
+    buffer_rows: int,
+    width: int,
+    rows: int = 0,
 ) -> tuple[int, Raw, Raw]:
-    """combine_lists against the oracle."""
-    lists = Lists(scene, len(indices), width)
+    """combine_lists against the oracle; without `indices` each of `rows` rows has all entries that it sees."""
+    lists = Lists(scene, rows if indices is None else len(indices), width)
     wanted = combine_lists(
         *(scene.view, offsets, *begins, buffer_rows, lists.wanted, lists.wanted_counts), window=7, indices=indices
     )
     places = {"entries_begin": begins[0], "tokens_begin": begins[1], "buffer_rows": buffer_rows}
-    arguments: dict[str, Any] = {"indices": indices, "row_offsets": offsets, "keys": lists.keys}
+    arguments: dict[str, Any] = {"row_offsets": offsets, "keys": lists.keys}
+    arguments |= {} if indices is None else {"indices": indices}
     lists.hold(go(scene, "combine_lists", **arguments, **places, counts=lists.counts[0]), wanted)
     return wanted, lists.wanted, lists.wanted_counts

@@ -22,6 +22,8 @@ STAGES: Final = {64: 4, 128: 3, 256: 2}
 WIDE: Final = 256
 # Columns that products of warpgroups have in device/mma, the most first.
 COLUMNS: Final = (128, 64, 32)
+# Bytes of a key's scales, one copy.
+_SCALE: Final = 4
 # Bytes of a block's own, to which the launch's are aligned; and what each block is charged besides.
 STATIC: Final = 1 << 10
 CHARGED: Final = 1 << 10
@@ -30,8 +32,8 @@ CHARGED: Final = 1 << 10
 @dataclass(frozen=True)
 class IndexerShape:
     """A block's work: q and the weights of its rows, `stages` tiles of keys of `row_bytes` each; `members` are the bytes of the
-    template's struct: q, the ring, weights, scales. `packed`: keys are e2m1, with four scales each. `together` rows of q are a
-    product of a warpgroup, 0: none is one."""
+    template's struct: q, the ring, weights, scales, and of lists which columns name a key. `packed`: keys are e2m1, with four
+    scales each. `together` rows of q are a product of a warpgroup, 0: none is one."""
 
     stages: int
     row_bytes: int
@@ -50,8 +52,9 @@ class IndexerShape:
         return min(BLOCKS, (MEMORY[SIZES[arch]] + CHARGED) // (self.shared + STATIC + CHARGED)) or 1
 
 
-def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
-    """What a block of a set's kernel has; raises ValueError where the cache is none that it can score."""
+def indexer_shape(kernels: KernelSet, rows: int, *, lists: bool = False) -> IndexerShape:
+    """What a block of a set's kernel has, for `rows` rows of q at once; raises ValueError where the cache is none that it can
+    score. `lists`: rows have lists of keys."""
     cache, heads = kernels.kv, kernels.q_heads
     row_bytes = _row_bytes(cache)
     if heads % 8:
@@ -63,6 +66,7 @@ def indexer_shape(kernels: KernelSet, rows: int) -> IndexerShape:
         stages * TOKENS * row_bytes,
         4 * rows * heads,
         4 * stages * TOKENS,
+        *((stages * TOKENS // 8,) if lists else ()),
     )
     limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
     if sum(members) + STATIC > limit:
@@ -119,5 +123,11 @@ def _row_bytes(cache: Cache) -> int:
             "ops: got indexer_scores with keys whose scales it does not take; they are computed, without zero points: one of f32 "
             "a key of e4m3, one of e8m0 for 32 dims of e2m1; use Quant(dtype='e4m3', scale_dtype='f32', "
             "block=Block(dim=head_dim))"
+        )
+    base = cache.storage.base(scales.base)
+    if cache.storage.tensor(base.tensor).align % _SCALE or (scales.region and scales.region.byte_offset % _SCALE):
+        raise ValueError(
+            f"ops: got indexer_scores with scales of {scales.dtype.name} in {base.tensor}, which may begin anywhere; the scales "
+            f"of a key are copied as {_SCALE} bytes; use place='page'"
         )
     return nbytes

@@ -84,6 +84,16 @@ __device__ __forceinline__ float sum_of_quad(const float (&x)[4]) {
   return (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
 }
 
+// The largest `x` of a block of kBlock neighbouring keys, one of which is the thread's (thread_key). A NaN is larger than all.
+template <uint32_t kBlock>
+__device__ __forceinline__ float max_of_block(float x) {
+  static_assert(kBlock <= 16, "keys that a warp has side by side");
+  constexpr uint32_t kLanes[4] = {4, 8, 16, 1};  // what tells lanes apart whose keys differ in bit 0, 1, 2 and 3
+#pragma unroll
+  for (uint32_t bit = 0; 1u << bit < kBlock; ++bit) x = max_nan(x, __shfl_xor_sync(~0u, x, kLanes[bit]));
+  return x;
+}
+
 // ---- Products of a warp: the operands of its 32 keys stay in registers, q's are read from shared memory
 
 // Whether codes are widened to f16 before they are multiplied, and what sums of such products are to be multiplied by.

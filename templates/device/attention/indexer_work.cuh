@@ -5,8 +5,8 @@
 // fills the GPU, and blocks that have nothing to do ask no more than what the lengths are. No plan is made before. Tiles are counted in 32
 // bits: a tile has 512 bytes of scores for each row.
 //
-// `Work` names kThreads, kRows, kTokens (keys of a tile), kRate (tokens that a key stands for; it is there once the last of them is), and
-// kNewInLength: whether lengths count this step's tokens.
+// `Work` names kThreads, kRows, kRequestRows (rows of a request where the call brings no offsets), kTokens (keys of a tile), kRate (tokens
+// that a key stands for; it is there once the last of them is), and kNewInLength: whether lengths count this step's tokens.
 #pragma once
 
 #include "split_kv.cuh"
@@ -59,8 +59,8 @@ struct ScoredRequest {
 template <typename Work, typename Cache, typename Index>
 __device__ __forceinline__ ScoredRequest scored_request(const Cache& cache, const Index* row_offsets, uint32_t b, uint32_t num_rows, uint32_t num_keys) {
   const uint32_t length = cache.length(b);
-  uint64_t row = (uint64_t)b * Work::kRows;
-  Counted found = {Work::kRows, Fault::none};
+  uint64_t row = (uint64_t)b * Work::kRequestRows;
+  Counted found = {Work::kRequestRows, Fault::none};
   if (row_offsets != nullptr) {
     row = load_index(row_offsets, b);
     found = new_rows_of(row_offsets, cache.batch, b);
@@ -81,27 +81,21 @@ struct TileShare {
 // The first of `all` that part `part` of `parts` has: the first parts have one more than others.
 __device__ __forceinline__ uint32_t part_begin(uint32_t all, uint32_t part, uint32_t parts) { return part * (all / parts) + min(part, all % parts); }
 
-// The share of this block. All threads call it, once; a thread asks for one request of kThreads.
-template <typename Work, typename Cache, typename Index>
-__device__ __forceinline__ TileShare sync_share(const Cache& cache, const Index* row_offsets, uint32_t num_rows, uint32_t num_keys) {
+// This block's share of what requests have by tiles_of(b, wrong): the tiles of request b, none past the batch; it sets `wrong` where something
+// of the request is. All threads call it, with a barrier before they do so again; a thread asks for one request of kThreads.
+template <uint32_t kThreads, typename TilesOf>
+__device__ __forceinline__ TileShare sync_share_of(uint32_t batch, bool wrong, const TilesOf& tiles_of) {
   __shared__ uint32_t found_b, found_at;
   if (threadIdx.x == 0) found_b = found_at = 0;  // where the share is empty
-  const auto tiles_of = [&](uint32_t b, bool& wrong) {
-    if (b >= cache.batch) return 0u;
-    const ScoredRequest request = scored_request<Work>(cache, row_offsets, b, num_rows, num_keys);
-    wrong |= request.fault != Fault::none;
-    return request.tiles_before<Work>(request.groups<Work>());
-  };
-  bool wrong = row_offsets != nullptr && bad_total(row_offsets, cache.batch, num_rows);
   uint32_t mine = tiles_of(threadIdx.x, wrong), sum = mine, total;
-  for (uint32_t b = Work::kThreads + threadIdx.x; b < cache.batch; b += Work::kThreads) sum += tiles_of(b, wrong);
-  uint32_t before = sync_scan<Work::kThreads>(sum, total);
+  for (uint32_t b = kThreads + threadIdx.x; b < batch; b += kThreads) sum += tiles_of(b, wrong);
+  uint32_t before = sync_scan<kThreads>(sum, total);
   const uint32_t begin = part_begin(total, blockIdx.x, gridDim.x), count = part_begin(total, blockIdx.x + 1, gridDim.x) - begin;
   uint32_t earlier = 0, these = total;
-  for (uint32_t first = 0; count > 0 && first < cache.batch && earlier <= begin; first += Work::kThreads) {
-    if (cache.batch > Work::kThreads) {
+  for (uint32_t first = 0; count > 0 && first < batch && earlier <= begin; first += kThreads) {
+    if (batch > kThreads) {
       mine = tiles_of(first + threadIdx.x, wrong);
-      before = sync_scan<Work::kThreads>(mine, these);
+      before = sync_scan<kThreads>(mine, these);
     }
     if (begin - earlier >= before && begin - earlier - before < mine) {
       found_b = first + threadIdx.x;
@@ -111,6 +105,18 @@ __device__ __forceinline__ TileShare sync_share(const Cache& cache, const Index*
   }
   wrong = __syncthreads_or(wrong);
   return {found_b, found_at, count, wrong};
+}
+
+// The share of this block in the scores of all keys.
+template <typename Work, typename Cache, typename Index>
+__device__ __forceinline__ TileShare sync_share(const Cache& cache, const Index* row_offsets, uint32_t num_rows, uint32_t num_keys) {
+  const bool wrong = row_offsets != nullptr && bad_total(row_offsets, cache.batch, num_rows);
+  return sync_share_of<Work::kThreads>(cache.batch, wrong, [&](uint32_t b, bool& bad) {
+    if (b >= cache.batch) return 0u;
+    const ScoredRequest request = scored_request<Work>(cache, row_offsets, b, num_rows, num_keys);
+    bad |= request.fault != Fault::none;
+    return request.tiles_before<Work>(request.groups<Work>());
+  });
 }
 
 // A group's tiles [begin, end) that a block takes, of `counted` in its share: its rows of q are [row, row + rows), its first one row `i` of the
@@ -142,55 +148,66 @@ __device__ __forceinline__ uint32_t rows_owned(const Index* row_offsets, uint32_
   return owned;
 }
 
-// The keys of a row that no key tile gives a score: those from `from` on get `value`.
+// The keys of a row that it does not see, those from `from` on, and what they get. `scored`: what the row sees is known.
 struct Unseen {
   uint32_t from;
   float value;
+  bool scored;
 };
 
 // Rows of no request see nothing; rows that cannot be scored are NaN throughout, which is reported.
 template <typename Work, typename Cache, typename Index>
 __device__ __forceinline__ Unseen unseen_of(const Cache& cache, const Index* row_offsets, uint32_t row, uint32_t num_rows, uint32_t num_keys, uint64_t* errors) {
   const bool first_lane = threadIdx.x % 32 == 0;
-  uint32_t b = row / Work::kRows;
+  uint32_t b = row / Work::kRequestRows;
   if (row_offsets != nullptr) {
     const RowRange range = range_of(row_offsets, cache.batch, row, num_rows);
-    if (range.padding) return {0, bad_total(row_offsets, cache.batch, num_rows) ? nan_f32() : -infinity()};
+    if (range.padding) return {0, bad_total(row_offsets, cache.batch, num_rows) ? nan_f32() : -infinity(), false};
     b = range.b;
   } else if (b >= cache.batch) {
-    return {0, -infinity()};
+    return {0, -infinity(), false};
   }
   const ScoredRequest request = scored_request<Work>(cache, row_offsets, b, num_rows, num_keys);
-  if (request.fault == Fault::none) return {request.seen_by<Work>(row - request.row), -infinity()};
+  if (request.fault == Fault::none) return {request.seen_by<Work>(row - request.row), -infinity(), true};
   if (first_lane) report(errors, request.fault, b, request.fault == Fault::length ? request.tokens : row);
-  return {0, nan_f32()};
+  return {0, nan_f32(), false};
 }
 
-// Where scores go: rows of `stride` elements, of which `keys` are the call's.
+// Where scores go: `count` rows of `columns` elements, `stride` apart.
 struct ScoreRows {
   float* rows;
   int64_t stride;
-  uint32_t count, keys;
+  uint32_t count, columns;
 };
 
-// Stores what rows have where they see no key, all of them or (kFill = false) those of rows that cannot be scored. A warp takes runs of kRun
-// keys, and asks for a row once.
-template <typename Work, bool kFill, typename Cache, typename Index>
-__device__ __forceinline__ void store_unseen(const Cache& cache, const Index* row_offsets, const ScoreRows& to, uint64_t* errors) {
+// The keys that logits and maxima of blocks of kBlock keys have room for.
+template <uint32_t kBlock>
+__device__ __forceinline__ uint32_t room_of(uint32_t num_keys, uint32_t num_blocks) {
+  return (uint32_t)min((uint64_t)num_keys, (uint64_t)num_blocks * kBlock);
+}
+
+// Which rows store_unseen fills: those that cannot be scored; all; all that have no scores.
+enum class Fill : uint32_t { faulty, unseen, unscored };
+
+// Stores what rows have in columns of kPer keys of which they see none. A warp takes runs of kRun columns, and asks for a row once. `room`: the
+// keys that a row may have.
+template <typename Work, Fill kFill, uint32_t kPer, typename Cache, typename Index>
+__device__ __forceinline__ void store_unseen(const Cache& cache, const Index* row_offsets, const ScoreRows& to, uint32_t room, uint64_t* errors) {
   constexpr uint32_t kRun = 1024;
-  const uint32_t runs = to.keys / kRun + (to.keys % kRun != 0), warps = Work::kThreads / 32;
+  const uint32_t runs = to.columns / kRun + (to.columns % kRun != 0), warps = Work::kThreads / 32;
   const uint32_t all = to.count * runs, parts = gridDim.x * warps, part = blockIdx.x * warps + threadIdx.x / 32;
   const uint32_t last = part_begin(all, part + 1, parts);
   uint32_t known = kU32Max;
-  Unseen unseen = {0, 0.0f};
+  Unseen unseen = {};
   if (blockIdx.x == 0 && threadIdx.x == 0 && row_offsets != nullptr) report_bad_total(row_offsets, cache.batch, to.count, errors);
 #pragma unroll 1
   for (uint32_t n = part_begin(all, part, parts); n < last; ++n) {
     const uint32_t row = n / runs, begin = n % runs * kRun;
-    if (row != known) unseen = unseen_of<Work>(cache, row_offsets, row, to.count, to.keys, errors);
+    if (row != known) unseen = unseen_of<Work>(cache, row_offsets, row, to.count, room, errors);
     known = row;
-    if (!kFill && unseen.value == -infinity()) continue;
-    const uint32_t end = min(begin + kRun, to.keys);
-    for (uint32_t key = max(begin, unseen.from) + threadIdx.x % 32; key < end; key += 32) in_global(to.rows)[row * to.stride + key] = unseen.value;
+    if (kFill == Fill::faulty && unseen.value == -infinity()) continue;
+    if (kFill == Fill::unscored && unseen.scored) continue;
+    const uint32_t end = min(begin + kRun, to.columns), from = unseen.from / kPer + (unseen.from % kPer != 0);
+    for (uint32_t column = max(begin, from) + threadIdx.x % 32; column < end; column += 32) in_global(to.rows)[row * to.stride + column] = unseen.value;
   }
 }

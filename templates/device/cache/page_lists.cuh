@@ -50,6 +50,20 @@ __device__ __forceinline__ void load_tokens(int32_t (&tokens)[kBatch], const int
   for (uint32_t u = 0; u < kBatch; ++u) tokens[u] = i + u * 32 < end ? from[i + u * 32] : -1;
 }
 
+// Columns of a list of `count` blocks become the tokens that they name: column j is token j % kBlock of block list[j / kBlock]. Negative columns
+// stay, those of negative blocks are -1; columns past the list, and tokens past 2^31 - 1, become that number, which has no row in the pool.
+template <uint32_t kBlock, uint32_t kBatch>
+__device__ __forceinline__ void load_listed_tokens(int32_t (&tokens)[kBatch], const int32_t* list, uint32_t count) {
+  constexpr int32_t kPast = 0x7fffffff;
+#pragma unroll
+  for (uint32_t u = 0; u < kBatch; ++u) {
+    const uint32_t column = (uint32_t)tokens[u], i = column / kBlock;
+    if (tokens[u] < 0) continue;
+    const int32_t block = i < count ? list[i] : kPast;
+    tokens[u] = block < 0 ? -1 : block > kPast / (int32_t)kBlock ? kPast : (int32_t)min(block * kBlock + column % kBlock, (uint32_t)kPast);
+  }
+}
+
 // The ids of their pages; none where the row has no request (`owned`) or the token is negative.
 template <uint32_t kBatch, typename Cache, typename PageIds>
 __device__ __forceinline__ void load_token_pages(PageIds (&ids)[kBatch], const Cache& cache, uint32_t b, bool owned, const int32_t (&tokens)[kBatch]) {

@@ -21,7 +21,7 @@ struct alignas(1024) Shared {
 
 // Scores [warps or a warpgroup][row][key]; key n of the tile is row places[n] of `keys`, of none where that is negative. The last row has no q.
 template <typename T>
-__device__ __forceinline__ void score(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
+__device__ __forceinline__ void score(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which, float* maxima) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared<T>& shared = *(Shared<T>*)dynamic;
   const uint32_t query = matrix_address(shared.query), ring = matrix_address(shared.ring), rows = T::kRows == 1 ? 1 : T::kRows - 1;
@@ -50,12 +50,15 @@ __device__ __forceinline__ void score(const uint8_t* keys, const int32_t* places
   add_weighed(sum, (float)threadIdx.x - 64.0f, threadIdx.x == 5 ? nan_f32() : 3.0f, w);
   which[2 * threadIdx.x] = thread_key();
   which[2 * threadIdx.x + 1] = sum == sum ? (uint32_t)(int32_t)sum : ~0u;
+  const float x = thread_key() == 77 ? nan_f32() : (float)(thread_key() * 37 % 128) - 64.0f;
+  const float most[4] = {max_of_block<2>(x), max_of_block<4>(x), max_of_block<8>(x), max_of_block<16>(x)};
+  for (uint32_t i = 0; i < 4; ++i) maxima[threadIdx.x * 4 + i] = most[i];
 }
-extern "C" __global__ void indexer_scores_codes(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
-  score<TileOf<e4m3, 32, 2>>(keys, places, q, weights, out, which);
+extern "C" __global__ void indexer_scores_codes(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which, float* maxima) {
+  score<TileOf<e4m3, 32, 2>>(keys, places, q, weights, out, which, maxima);
 }
-extern "C" __global__ void indexer_scores_values(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which) {
-  score<TileOf<bf16, 32, 1>>(keys, places, q, weights, out, which);
+extern "C" __global__ void indexer_scores_values(const uint8_t* keys, const int32_t* places, const uint8_t* q, const float* weights, float* out, uint32_t* which, float* maxima) {
+  score<TileOf<bf16, 32, 1>>(keys, places, q, weights, out, which, maxima);
 }
 
 // The same of keys and q of 4 bits, whose scales are words.

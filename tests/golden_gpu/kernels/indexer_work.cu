@@ -5,7 +5,7 @@
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/attention/indexer_work.cuh"
 
-constexpr uint32_t kRowsOfCall = 70, kKeys = 48, kBatch = 37, kTiles = 6;
+constexpr uint32_t kRowsOfCall = 70, kKeys = 48, kBatch = 37, kTiles = 6, kBlocks = 3;
 struct Cache {
   const int32_t* lengths;
   uint32_t batch;
@@ -14,13 +14,24 @@ struct Cache {
 };
 template <uint32_t N>
 struct Work {
-  static constexpr uint32_t kThreads = 32, kRows = N, kTokens = N == 3 ? 8 : 4, kRate = N == 3 ? 1 : 2;
+  static constexpr uint32_t kThreads = 32, kRows = N, kRequestRows = N, kTokens = N == 3 ? 8 : 4, kRate = N == 3 ? 1 : 2;
   static constexpr bool kNewInLength = N != 3;
 };
 
+// Shares of requests 0 to 36 of b % 5 tiles each, of which request 7 is wrong.
+__device__ __forceinline__ uint32_t share_of_fives() {
+  const TileShare share = sync_share_of<32>(kBatch, false, [](uint32_t b, bool& wrong) {
+    wrong |= b == 7;
+    return b < kBatch ? b % 5 : 0;
+  });
+  __syncthreads();
+  return share.b << 16 | share.at << 12 | share.count << 1 | share.wrong;
+}
+
 // Who has a tile of a row: the block's number, and how many keys the row sees; the tiles that each block counts.
 template <typename W>
-__device__ __forceinline__ void divide(const Cache& cache, const int32_t* offsets, uint32_t* owners, uint32_t* counts, float* all, float* some, uint64_t* errors) {
+__device__ __forceinline__ void divide(const Cache& cache, const int32_t* offsets, uint32_t* owners, uint32_t* counts, float* all, float* some, float* blocks, uint64_t* errors) {
+  if (const uint32_t fives = share_of_fives(); threadIdx.x == 0) counts[kBlocks + blockIdx.x] = fives;
   const TileShare share = sync_share<W>(cache, offsets, kRowsOfCall, kKeys);
   uint32_t left = share.count, at = share.at;
   for (uint32_t b = share.b; left > 0 && b < cache.batch; ++b, at = 0) {
@@ -37,13 +48,16 @@ __device__ __forceinline__ void divide(const Cache& cache, const int32_t* offset
     }
   }
   if (threadIdx.x == 0) counts[blockIdx.x] = part_begin(7, 2, 4) == 4 ? share.count << 1 | share.wrong : 0;
-  store_unseen<W, true>(cache, offsets, {all, kKeys + 1, kRowsOfCall, kKeys}, errors);
-  store_unseen<W, false>(cache, offsets, {some, kKeys + 1, kRowsOfCall, kKeys}, errors);
+  if (threadIdx.x == 0) counts[2 * kBlocks + blockIdx.x] = room_of<5>(100 + blockIdx.x, blockIdx.x == 1 ? 3 : kU32Max);
+  store_unseen<W, Fill::unseen, 1>(cache, offsets, {all, kKeys + 1, kRowsOfCall, kKeys}, kKeys, errors);
+  store_unseen<W, Fill::faulty, 1>(cache, offsets, {some, kKeys + 1, kRowsOfCall, kKeys}, kKeys, errors);
+  store_unseen<W, Fill::unseen, 5>(cache, offsets, {blocks, 24, kRowsOfCall, 11}, kKeys, errors);
+  store_unseen<W, Fill::unscored, 1>(cache, offsets, {blocks + 12, 24, kRowsOfCall, 11}, kKeys, errors);
   if (blockIdx.x == 0 && threadIdx.x < 32) some[threadIdx.x * (kKeys + 1) + kKeys] = unseen_of<W>(cache, offsets, 2 * threadIdx.x, kRowsOfCall, kKeys, errors).from;
 }
-extern "C" __global__ void indexer_work_two(const int32_t* offsets, const int32_t* lengths, uint32_t* owners, uint32_t* counts, float* all, float* some, uint64_t* errors) {
-  divide<Work<2>>({lengths, kBatch}, offsets, owners, counts, all, some, errors);
+extern "C" __global__ void indexer_work_two(const int32_t* offsets, const int32_t* lengths, uint32_t* owners, uint32_t* counts, float* all, float* some, float* blocks, uint64_t* errors) {
+  divide<Work<2>>({lengths, kBatch}, offsets, owners, counts, all, some, blocks, errors);
 }
-extern "C" __global__ void indexer_work_three(const int32_t* offsets, const int32_t* lengths, uint32_t* owners, uint32_t* counts, float* all, float* some, uint64_t* errors) {
-  divide<Work<3>>({lengths, kBatch}, offsets, owners, counts, all, some, errors);
+extern "C" __global__ void indexer_work_three(const int32_t* offsets, const int32_t* lengths, uint32_t* owners, uint32_t* counts, float* all, float* some, float* blocks, uint64_t* errors) {
+  divide<Work<3>>({lengths, kBatch}, offsets, owners, counts, all, some, blocks, errors);
 }

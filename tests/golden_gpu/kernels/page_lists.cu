@@ -49,6 +49,13 @@ extern "C" __global__ void lists_rows(const int32_t* tokens, const uint32_t* tab
   one[b * 32 + threadIdx.x] = pool_row(cache, PageIds{table[b * kColumns + threadIdx.x], Fault::none}, b, threadIdx.x, nullptr);
 }
 
+// A block a row of columns, whose list of blocks has 20 numbers.
+extern "C" __global__ void lists_columns(const int32_t* columns, const int32_t* blocks, int32_t* out) {
+  int32_t mine[2] = {columns[threadIdx.x], columns[threadIdx.x + 32]};
+  load_listed_tokens<8>(mine, blocks + blockIdx.x * 24, 20);
+  for (uint32_t u = 0; u < 2; ++u) out[blockIdx.x * kRow + threadIdx.x + 32 * u] = mine[u];
+}
+
 // A thread's share of the pages of all requests.
 extern "C" __global__ void lists_pages(const int32_t* lengths, const int32_t* offsets, uint64_t* out) {
   const Cache cache = {nullptr, lengths, 100, 40, 16};
