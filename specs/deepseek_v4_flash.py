@@ -1,4 +1,4 @@
-"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, and entries of 4 tokens that attention reads beside it."""
+"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, entries of 4 tokens that attention reads beside it, ranks."""
 
 from kvgen import KernelSet, Keys, RmsNorm, Rope, YarnScaling, ops, presets
 
@@ -11,6 +11,19 @@ ROPE = Rope(
     scaling=YarnScaling(factor=16.0, original_max_positions=65_536, attention_factor=1.0),
 )
 ENTRIES = presets.flashmla_v4(page_size=64, rate=4)
+
+
+def shared_heads(name: str, heads: int) -> KernelSet:
+    """Attention of a rank that has some of the 64 query heads, over lists that are split among blocks beforehand."""
+    attend = ops.MlaDecode(
+        sparse=True,
+        scale=512**-0.5,
+        sinks="out",
+        sources=[Keys(name="entries", cache=ENTRIES)],
+        split="balanced",
+    )
+    return KernelSet(name=name, q_heads=heads, cache=presets.flashmla_v4(), ops=[attend], arch=["sm_90a"])
+
 
 kernels = [
     KernelSet(
@@ -36,4 +49,6 @@ kernels = [
         ],
         arch=["sm_90a"],
     ),
+    shared_heads("deepseek_v4_flash_tp4", 16),
+    shared_heads("deepseek_v4_flash_tp8", 8),
 ]

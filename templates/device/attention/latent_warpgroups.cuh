@@ -229,13 +229,6 @@ struct TileSums {
   }
 };
 
-// Whether a thread of the warpgroup says that maxima or the unit rise. All of its threads meet at barrier `id`.
-__device__ __forceinline__ bool sync_rises(uint32_t id, bool rises) {
-  uint32_t any;
-  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)rises), "r"(id) : "memory");
-  return any != 0;
-}
-
 // What the warps of a warpgroup tell each other: largest scores of columns and largest scales; at the end, their sums of weights.
 template <typename Tile>
 struct Told {

@@ -277,13 +277,6 @@ struct RingPlace {
   }
 };
 
-// Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
-__device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
-  uint32_t any;
-  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)x), "r"(id) : "memory");
-  return any != 0;
-}
-
 // sync_finish_among (merge.cuh) of the first `threads` threads of the block, which meet at barrier `id`; `answer` is theirs.
 __device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads, uint32_t* counter, uint32_t blocks, uint32_t& answer) {
   __threadfence();

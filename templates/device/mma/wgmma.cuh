@@ -48,6 +48,13 @@ __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
+__device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
+  uint32_t any;
+  asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)x), "r"(id) : "memory");
+  return any != 0;
+}
+
 // Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
 template <uint32_t N>
 __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }

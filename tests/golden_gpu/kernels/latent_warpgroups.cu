@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(128) latent_warpgroups_tile(const b
   auto columns = TileColumns<Tile>();
   TileSums<Tile> out, other;
   bool failed = false;
-  const bool passed = columns.passed(s), any = sync_rises(1, threadIdx.x == 77), none = sync_rises(1, false);
+  const bool passed = columns.passed(s), any = any_of_group(1, threadIdx.x == 77), none = any_of_group(1, false);
   sync_raise(shared.told, 1, s, scales.largest(), columns, out, failed);
   const bool passed_later = columns.passed(s);
   Shape::Fragment p;
