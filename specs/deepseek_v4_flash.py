@@ -1,4 +1,4 @@
-"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, entries of 4 tokens that attention reads beside it, ranks."""
+"""DeepSeek V4-Flash in FlashMLA's 584-byte records: a window of rows, entries of 4 tokens that attention reads beside it."""
 
 from kvgen import KernelSet, Keys, RmsNorm, Rope, YarnScaling, ops, presets
 

@@ -11,64 +11,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgen import Block, KernelSet, Keys, Latent, Layout, Quant, presets
+from kvgen import Block, KernelSet, Latent, Layout, Quant, presets
 from kvgen.bench.tiles import Tile, tile_of
 from kvgen.cli.decode_plan_text import attention
-from kvgen.ops import Gather, MlaDecode
+from kvgen.ops import MlaDecode
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
+from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
-from kvgen.spec.codebooks import lloyd_max
 from kvgen.spec.kernel_set import Arch
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import package
-from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of
-from tests.support.memory import Raw, rows_array
-from tests.support.scenes import Scene
+from tests.support.harness import Run, launcher, package
+from tests.support.latent_lists import batches, source_set, step
+from tests.support.latent_records import (
+    BF16,
+    CODES,
+    HALVES,
+    INTS,
+    NVFP4,
+    POOL,
+    SLOTS,
+    SMALL,
+    footers,
+    inline,
+    whole_rows,
+)
+from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of, planned_for
+from tests.support.memory import Raw
 from tests.support.sets import archs_of
-
-SMALL: dict[str, Any] = {"latent_dim": 64, "rope_dim": 16}
-BF16 = presets.max_mla(**SMALL, page_size=4)
-SLOTS = presets.sglang_mla(**SMALL)  # a page a token
-INTS = Latent(dtype="bf16", **SMALL, page_size=2, quant=Quant(dtype="i8", scale_dtype="f32"), quant_rope=True)
-POOL = presets.max_mla_fp8(**SMALL, page_size=8)
-
-
-def footers(page_size: int, **fields: Any) -> Latent:
-    """DeepSeek V4's 584 bytes: 448 e4m3 and 64 bf16, then 7 e8m0 and a zero a token behind the rows of a page."""
-    return Latent(
-        **({"dtype": "bf16", "latent_dim": 448, "page_size": page_size, "values": "row"} | fields),
-        layout=Layout(kv="page token head dim", layers="pointers", page_align=576),
-        quant=Quant(
-            dtype="e4m3",
-            scale_dtype="e8m0",
-            block=Block(dim=64),
-            recipe="pow2",
-            place="page",
-            scale_pad=8,
-            amax_min=1e-4,
-        ),
-    )
-
-
-# The same with f16, and fewer codes.
-HALVES: dict[str, Any] = {"dtype": "f16", "latent_dim": 384, "rope_dim": 128}
-
-
-def inline(page_size: int) -> Latent:
-    """528 bytes: 512 e4m3, then an e8m0 each 32 of them."""
-    quant = Quant(dtype="e4m3", scale_dtype="e8m0", block=Block(dim=32), recipe="pow2", place="row")
-    layout = Layout(kv="page token head dim", layers="pointers")
-    return Latent(
-        dtype="bf16", latent_dim=448, page_size=page_size, values="row", quant_rope=True, quant=quant, layout=layout
-    )
-
-
-def source_set(name: str, cache: Cache, heads: int, *others: Cache, **fields: Any) -> KernelSet:
-    """A set over lists in its own cache and in others, which are called a, b and so on."""
-    keys = tuple(Keys(name=letter, cache=other) for letter, other in zip("abc", others, strict=False))
-    return latent_set(f"sources_{name}", cache, heads, sparse=True, sources=keys, **fields)
 
 
 def only(arch: Arch, kernels: KernelSet) -> KernelSet:
@@ -80,12 +51,21 @@ FOOTERS, WARPGROUPS = (
     only(arch, source_set("footers", footers(4), 12, footers(2), sinks="out", lse_empty="inf"))
     for arch in ("sm_80", "sm_90a")
 )
+WIDENED = only("sm_90a", source_set("widened", footers(4), 64, footers(2), sinks="out"))
+PLANNED = [
+    only("sm_80", source_set("planned", POOL, 24, INTS, split="balanced")),
+    only("sm_80", source_set("planned_pairs", footers(4), 8, footers(2), sinks="out", split="balanced")),
+    only("sm_90a", source_set("planned_warpgroups", footers(4), 16, split="balanced")),
+    only("sm_90a", source_set("planned_widened", footers(4), 128, inline(2), lse_base="2", split="balanced")),
+]
 # What every run has, and what a campaign has besides.
 SETS = [
     source_set("two", BF16, 16, INTS, sinks="out", lse_empty="inf"),
     source_set("three", POOL, 40, SLOTS, INTS, sinks="lse", lse_base="2", out_dtype="f32"),
     FOOTERS,
     WARPGROUPS,
+    WIDENED,
+    *PLANNED,
 ]
 if "KVGEN_FAMILY" in os.environ:
     small = {"dtype": "f16", **SMALL}
@@ -98,77 +78,34 @@ if "KVGEN_FAMILY" in os.environ:
         source_set("footers_all", footers(3, quant_rope=True), 16, footers(2, quant_rope=True), sinks="lse"),
         source_set("inline", inline(4), 16, inline(1), inline(2), sinks="lse"),
         source_set("unlike", footers(4), 16, inline(2), sinks="out"),
+        # One file for an architecture, one for sm_90a, and a plan that fits both.
+        source_set("planned_both", footers(4), 64, footers(2), split="balanced", sinks="lse"),
+        source_set("planned_few", footers(4), 16, footers(2), split="balanced"),
     ]
-    # Latent rows of every other code.
-    fp4: dict[str, Any] = {"dtype": "e2m1", "scale_dtype": "e4m3"}
-    CODES = {
-        "nvfp4": Quant(**fp4, block=Block(dim=16), place="row"),
-        "nvfp4_global": Quant(**fp4, recipe="global"),
-        "mxfp4": Quant(dtype="e2m1", scale_dtype="e8m0", recipe="pow2", block=Block(dim=32), place="row"),
-        "book": Quant(dtype="i4", scale_dtype="f16", codebook=lloyd_max(4, 64), recipe="unit", place="row"),
-        "least": Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", block=Block(dim=32), place="row"),
-        "i8_row": Quant(dtype="i8", scale_dtype="f32", place="row"),
+    wide = {
+        "two_tiles": (footers(4), 128, footers(3)),
+        "some": (footers(3), 20, footers(2)),
+        "inline": (inline(4), 64, inline(2)),
+        "unlike": (footers(4), 64, inline(2)),
+        "v41": (presets.flashmla_v41(page_size=4), 64, presets.flashmla_v41(page_size=2, place="page")),
+        "v32": (presets.flashmla_fp8(page_size=4), 64, presets.flashmla(page_size=2)),
+        "copied": (presets.flashmla(page_size=4), 128),
+        "nvfp4": (whole_rows(NVFP4), 64, footers(4)),
+        "mxfp4": (whole_rows(CODES["mxfp4"]), 40),
+        "blocks": (
+            Latent(dtype="bf16", page_size=4, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128))),
+            64,
+        ),
+        "sglang": (presets.sglang_v4_fp4(), 64),
+        "flashinfer": (presets.flashinfer_v4_nvfp4(page_size=4), 64),
     }
+    SETS += [
+        only("sm_90a", source_set(f"widened_{n}", cache, heads, *others)) for n, (cache, heads, *others) in wide.items()
+    ]
     SETS += [
         source_set(name, Latent(dtype="bf16", **SMALL, page_size=4, quant=quant), 16) for name, quant in CODES.items()
     ]
 ALL = pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
-
-
-def other_scenes(kernels: KernelSet, batch: Batch) -> dict[str, Scene]:
-    """Every other cache of a set with rows of its own, as many requests with other lengths."""
-    found = {}
-    for n, keys in enumerate(op_of(kernels).sources):
-        counts = tuple(max(1, (t * (3 + n)) // 4) for t in batch.totals)
-        its = replace(batch, totals=counts, seed=batch.seed + n + 1)
-        scene = Scene(KernelSet(name="other", q_heads=1, cache=keys.cache, ops=(Gather(),)), its, counts)
-        scene.fill(counts)
-        found[keys.name] = scene
-    return found
-
-
-def lists_of(scene: Scene, rows: int, width: int, rng: np.random.Generator) -> Raw:
-    """Lists of stored rows of any request among holes, a row twice now and then; memory behind each list says nothing."""
-    stored = [
-        scene.entries[b][t // scene.tokens][0] * scene.cache.page_table.id_multiplier * scene.tokens + t % scene.tokens
-        for b, n in enumerate(scene.batch.totals)
-        for t in range(n)
-    ]
-    lists, _ = rows_array(rows, (width,), "i32", strided=scene.batch.strided)
-    lists[...] = rng.choice(np.array([*stored, -1, -1]), (rows, width)) if stored else -1
-    return lists
-
-
-def step(kernels: KernelSet, batch: Batch, rows: int, widths: tuple[int, ...]) -> tuple[Scene, Raw, dict[str, Any]]:
-    """A scene, q, and what a call brings: lists of the given widths, sinks, the other caches."""
-    scene = Scene(kernels, batch, batch.totals)
-    scene.fill(batch.totals)
-    q, _ = rows_array(rows, (kernels.q_heads, kernels.cache.head_dim), kernels.cache.dtype, strided=batch.strided)
-    q[...] = scene.values(*q.shape)
-    others, rng = other_scenes(kernels, batch), np.random.default_rng(batch.seed)
-    arguments: dict[str, Any] = {"others": others}
-    for (name, its), width in zip({"": scene, **others}.items(), widths, strict=True):
-        arguments[f"{name}_indices".lstrip("_")] = lists_of(its, rows, width, rng)
-    if op_of(kernels).sinks:
-        arguments["sinks"] = (3 * rng.standard_normal(kernels.q_heads)).astype(np.float32)
-    return scene, q, arguments
-
-
-@st.composite
-def batches(draw: Any, kernels: KernelSet) -> Batch:
-    return Batch(
-        totals=tuple(draw(st.sampled_from((1, 2, 5, 9))) for _ in range(draw(st.integers(1, 2)))),
-        new=(0, 0, 0),
-        padding=0,
-        shared=False,
-        fill=draw(st.sampled_from(("nan", "inf"))),
-        strided=draw(st.booleans()),
-        errors=True,
-        arch=draw(st.sampled_from(archs_of(kernels))),
-        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
-        seed=draw(st.integers(0, 2**32 - 9)),
-        leading=0,
-    )
 
 
 @ALL
@@ -181,7 +118,7 @@ def test_lists_in_several_caches(kernels: KernelSet, data: Any) -> None:
     widths = tuple(data.draw(st.sampled_from((0, 1, 16, 31, 33, 70))) for _ in range(1 + len(op_of(kernels).sources)))
     scene, q, arguments = step(kernels, batch, rows, widths)
     for prefix, width in zip(("", *(f"{k.name}_" for k in op_of(kernels).sources)), widths, strict=True):
-        if data.draw(st.booleans()):
+        if data.draw(st.booleans()) or op_of(kernels).split != "none":
             counts = [data.draw(st.sampled_from((0, 1, width // 2, width))) for _ in range(rows)]
             arguments[f"{prefix}topk_lengths"] = np.minimum(counts, width).astype(np.int32)
             for row, count in zip(arguments[f"{prefix}indices"], counts, strict=True):
@@ -241,7 +178,7 @@ def test_a_cache_without_rows_is_as_if_it_were_not_there(kernels: KernelSet) -> 
     assert was.tobytes() == out.tobytes() and was_lse.tobytes() == lse.tobytes()
 
 
-@pytest.mark.parametrize("kernels", [FOOTERS, WARPGROUPS], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [FOOTERS, WARPGROUPS, WIDENED], ids=lambda kernels: kernels.name)
 def test_scales_that_rise_along_a_list(kernels: KernelSet) -> None:
     """Every row counts about as much, and scales of 64 dims rise along a list from 2^-127 and 2^-14 on: sums follow each time. In
     one list, and dims that q has no part in, they rise beyond what f16 holds of them."""
@@ -262,7 +199,7 @@ def test_scales_that_rise_along_a_list(kernels: KernelSet) -> None:
     call(scene, q, **arguments)
 
 
-@pytest.mark.parametrize("kernels", [SETS[0], FOOTERS, WARPGROUPS], ids=lambda kernels: kernels.name)
+@pytest.mark.parametrize("kernels", [SETS[0], FOOTERS, WARPGROUPS, WIDENED], ids=lambda kernels: kernels.name)
 def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
     """A row with a scale that is NaN in one of the caches makes NaN of the rows that list it, whole, and of no others."""
     scene, q, arguments = step(kernels, some(kernels), 2, (9, 9))
@@ -285,24 +222,50 @@ def test_a_listed_nan_is_its_row_s_alone(kernels: KernelSet) -> None:
     assert out[0].tobytes() == was[0].tobytes() and np.isnan(out[1].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("kernels", PLANNED, ids=lambda kernels: kernels.name)
+def test_lengths_that_changed_since_the_plan(kernels: KernelSet) -> None:
+    """A row whose lists have become longer or shorter by tiles is NaN and reported, the others keep their bits."""
+    widths = (300, 40)[: 1 + len(op_of(kernels).sources)]
+    scene, q, arguments = step(kernels, some(kernels), 3, widths)
+    was, was_lse, _ = call(scene, q, **arguments)
+    assert was_lse is not None
+    planned = {n: a for n, a in arguments.items() if n.endswith("topk_lengths")}
+    workspace = planned_for(scene, 3, **planned)
+    out, lse = np.zeros_like(was), np.zeros_like(was_lse)
+    arguments |= {f"{n}_cache": layer_of(kernels, n, other) for n, other in arguments.pop("others").items()}
+    arguments["topk_lengths"][1] = 20
+    run = Run(
+        scene, "mla_decode", launcher(scene, "mla_decode"), q=q, out=out, lse=lse, workspace=workspace, **arguments
+    )
+    report = describe(run.word)
+    assert report is not None and (report.code, report.request) == (Fault.STALE, 1)
+    assert np.isnan(out[1].astype(np.float32)).all() and np.isnan(lse[1]).all()
+    assert out[[0, 2]].tobytes() == was[[0, 2]].tobytes() and lse[[0, 2]].tobytes() == was_lse[[0, 2]].tobytes()
+
+
 def test_which_kernel_lists_go_through() -> None:
     """Few columns over codes with e8m0 scales, alike in every cache, with a kernel of sm_90a's own where 64 dims share a scale;
-    everything else is widened; one cache as it always was."""
-    few, many, wide, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_records", "mla_decode"
+    everything else is widened, on sm_90a with more columns by warps beside those that multiply; one cache of rows that
+    another kernel reads as it always was."""
+    few, many, any_row, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_records", "mla_decode"
+    wide = "mla_decode_widened"
     layout = Layout(k="page token head dim", layers="pointers")
     tall = footers(64, latent_dim=256, rope_dim=256)  # 768 bytes a row: two tiles of 64 do not fit
     found = {
         source_set("a", footers(64), 16, footers(2)): (few, many),
         source_set("b", inline(64), 8): (few, few),
-        source_set("c", footers(64), 17, footers(2)): (wide, wide),
-        source_set("d", footers(64), 8, inline(64)): (wide, wide),
-        source_set("e", footers(64), 64, footers(2)): (wide, wide),
+        source_set("c", footers(64), 17, footers(2)): (any_row, wide),
+        source_set("d", footers(64), 8, inline(64)): (any_row, any_row),
+        source_set("e", footers(64), 64, footers(2), split="balanced"): (any_row, wide),
         source_set("f", presets.flashmla_fp8(), 16): (stored, stored),
-        source_set("g", presets.flashmla_fp8(), 16, presets.flashmla()): (wide, wide),
+        source_set("f64", presets.flashmla_fp8(), 64): (stored, wide),
+        source_set("g", presets.flashmla_fp8(), 16, presets.flashmla()): (any_row, any_row),
         source_set("h", Latent(dtype="bf16", page_size=64, values="row", layout=layout), 16): (stored, stored),
-        ops_of(footers(64), 16, ["sm_80", "sm_89"]): (wide, wide),
-        ops_of(footers(64), 16, ["sm_89", "sm_90a"]): (wide, many),
+        source_set("short", POOL, 64, INTS): (any_row, any_row),
+        ops_of(footers(64), 16, ["sm_80", "sm_89"]): (any_row, any_row),
+        ops_of(footers(64), 16, ["sm_89", "sm_90a"]): (any_row, many),
         ops_of(footers(64), 16, ["sm_90a"]): (many, many),
+        ops_of(footers(64), 64, ["sm_90a"]): (wide, wide),
         ops_of(tall, 16, ["sm_90a"]): (few, few),
     }
     for kernels, (kernel, on_sm_90a) in found.items():

@@ -21,7 +21,7 @@ from kvgen.spec.cache import Cache
 from kvgen.spec.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, package
-from tests.support.latent_steps import SCALE, Rows, call, latent_scene, op_of
+from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of
 from tests.support.memory import aligned
 
 
@@ -113,27 +113,7 @@ def test_schedules_agree(name: str) -> None:
 @pytest.mark.parametrize("name", ["wgmma_plain", "wgmma_balanced"])
 def test_hostile_tables_and_lengths(name: str) -> None:
     """Whatever one request's pages and length are: it is NaN, the error word names it, the others keep their bits."""
-    kernels = SETS[name]
-    rows = op_of(kernels).rows
-    kind = np.iinfo(dtype(kernels.cache.lengths_dtype).numpy())
-    scene, q = latent_scene(kernels, batch_of((70, 90, 40)), rows_of(kernels, 3), 3 * rows)
-    was, was_lse, _ = call(scene, q)
-    tables = [name for name in scene.tables if "page" in name or name == "indices"]
-    for wrong in ("page", "length"):
-        scene, q = latent_scene(kernels, batch_of((70, 90, 40)), rows_of(kernels, 3), 3 * rows)
-        if wrong == "page":
-            table = scene.tables[tables[0]]
-            if table.ndim == 2:
-                table[1, 0] = scene.pages
-            else:
-                table[-(-70 // scene.tokens)] = scene.pages
-        else:
-            scene.tables["lengths"][1] = kind.max
-        out, lse, wanted = call(scene, q)
-        assert wanted.errors and was_lse is not None and lse is not None
-        others = [*range(rows), *range(2 * rows, 3 * rows)]
-        assert np.isnan(out[rows : 2 * rows].astype(np.float32)).all()
-        assert was[others].tobytes() == out[others].tobytes() and was_lse[others].tobytes() == lse[others].tobytes()
+    hold_hostile(SETS[name], batch_of(()), ("page", "most"))
 
 
 def test_a_garbage_token_is_its_own_rows_alone() -> None:

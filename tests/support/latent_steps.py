@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from kvgen import KernelSet, Latent, Ring, presets
+from kvgen.layout.dtypes import dtype
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.reference.mla_decode import Listed
@@ -18,9 +20,11 @@ from tests.support.batches import Batch
 from tests.support.harness import Run, hold_untouched, launcher, on_machine, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
+from tests.support.sets import archs_of
 from tests.support.tolerance import Terms, hold
 
 SCALE = 192**-0.5
+TILES = (32, 64)  # tokens
 LOUD = 3.9  # see tests.support.loud_tokens
 
 
@@ -123,6 +127,33 @@ class Rows:
     end: int
 
 
+@st.composite
+def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, list[Rows], int, bool]:
+    """A batch, whose rows of q are whose, how many there are, and whether offsets say so."""
+    page, most, before = kernels.cache.page_tokens or 1, op_of(kernels).rows, kernels.cache.lengths == "before"
+    edges = sorted({0, 1, 2, 5, 100} | {n * kernels.cache.entry_tokens + d for n in (page, *TILES) for d in (-1, 0, 1)})
+    ragged = draw(st.booleans())
+    counts = [draw(st.integers(0, most)) if ragged else most for _ in range(draw(st.integers(0, 3)))]
+    totals = [max(draw(st.sampled_from(edges)), r if before else 0) for r in counts]
+    leading = draw(st.sampled_from((0, 2))) if ragged else 0
+    ends = np.cumsum([leading, *counts]).tolist()
+    rows = [Rows(b, ends[b], ends[b + 1]) for b in range(len(counts))]
+    batch = Batch(
+        totals=tuple(totals),
+        new=(0,) * len(totals),
+        padding=draw(st.integers(0, 3)),
+        shared=False,
+        fill=draw(st.sampled_from(("nan", "inf"))),
+        strided=draw(st.booleans()),
+        errors=True,
+        arch=draw(st.sampled_from(archs_of(kernels))),
+        schedule=draw(st.sampled_from(("ascending", "descending", 7))),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        leading=leading,
+    )
+    return batch, rows, ends[-1] + batch.padding, ragged
+
+
 def latent_scene(kernels: KernelSet, batch: Batch, of: Sequence[Rows], total: int) -> tuple[Scene, Raw]:
     """A scene with every token stored, `total` rows of q, and loud tokens: where pages and tiles begin and end, and those
     around the last one that a row sees."""
@@ -222,3 +253,41 @@ def call(
         hold_untouched(s, before[name])
     run.expect_word(wanted.errors)
     return out, sums if lse else None, wanted
+
+
+WRONGS = ("page", "none", "minus_one", "length", "most", "minus")
+
+
+def hold_hostile(kernels: KernelSet, batch: Batch, wrongs: Sequence[str] = WRONGS) -> None:
+    """Whatever the middle one of three requests' pages and length are: it is NaN, the error word names it, the others keep
+    their bits."""
+    rows = op_of(kernels).rows
+    kind = np.iinfo(dtype(kernels.cache.lengths_dtype).numpy())
+    for wrong in wrongs:
+        scene, q = latent_scene(
+            kernels,
+            replace(batch, totals=(70, 90, 40), new=(0,) * 3),
+            [Rows(b, b * rows, (b + 1) * rows) for b in range(3)],
+            3 * rows,
+        )
+        was, was_lse, _ = call(scene, q)
+        lengths = scene.tables["lengths"]
+        table = next(t for n, t in scene.tables.items() if "page" in n or n == "indices")
+        if wrong in ("length", "most", "minus"):
+            most = table.shape[-1] * scene.tokens + 1
+            value = {"length": most, "most": kind.max, "minus": np.array(-5, np.int64).astype(lengths.dtype)}[wrong]
+            lengths[1] = value
+        else:
+            pages = {"page": scene.pages, "none": np.iinfo(table.dtype).max}
+            id_ = pages.get(wrong, np.array(-1, np.int64).astype(table.dtype))
+            if table.ndim == 1:
+                table[-(-70 // scene.tokens)] = id_
+            else:
+                last = wrong == "none" and table.shape[1] == -(-90 // scene.tokens)
+                table[1, -1 if last else 0] = id_
+        out, lse, wanted = call(scene, q)
+        assert wanted.errors and was_lse is not None and lse is not None, wrong
+        others = [*range(rows), *range(2 * rows, 3 * rows)]
+        assert np.isnan(out[rows : 2 * rows].astype(np.float32)).all(), wrong
+        assert was[others].tobytes() == out[others].tobytes(), wrong
+        assert was_lse[others].tobytes() == lse[others].tobytes(), wrong

@@ -38,12 +38,16 @@ __device__ __forceinline__ RowPlace row_place(const Cache& cache, const Page& pa
   return place;
 }
 
-// Whether one of these e8m0 scales is NaN.
-template <uint32_t N>
+// Whether one of kCount e8m0 scales is NaN; what lies behind them in the last word is none.
+template <uint32_t kCount, uint32_t N>
 __device__ __forceinline__ bool has_nan(const uint32_t (&scales)[N]) {
+  static_assert(kCount <= 4 * N);
   uint32_t found = 0;
 #pragma unroll
-  for (uint32_t w = 0; w < N; ++w) found |= (scales[w] & ~kByteSigns) + 0x01010101u & scales[w];
+  for (uint32_t w = 0; w < (kCount + 3) / 4; ++w) {
+    const uint32_t nan = (scales[w] & ~kByteSigns) + 0x01010101u & scales[w];
+    found |= 4 * w + 4 <= kCount ? nan : nan & (1u << kCount % 4 * 8) - 1;
+  }
   return (found & kByteSigns) != 0;
 }
 
@@ -56,6 +60,9 @@ struct HalfOf {
   static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
   static constexpr bool kCopied = Record::kPlainPanel == 0;
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
+  // Panels of codes in the half; how many scales it has.
+  static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
+  static constexpr uint32_t kScales = kCoded * 64 / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
@@ -95,7 +102,7 @@ struct HalfOf {
 
   // Waits for the loads; whether a scale of the warp's rows is NaN.
   __device__ static __forceinline__ bool await(const Scales& scales) {
-    if constexpr (kPowers) return __any_sync(~0u, has_nan(*(const uint32_t(*)[(Record::kScaleBytes + 3) / 4])scales));
+    if constexpr (kPowers) return __any_sync(~0u, has_nan<kScales>(scales));
     return false;
   }
 

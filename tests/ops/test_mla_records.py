@@ -1,0 +1,108 @@
+"""mla_decode over the latent rows of requests that are stored as any codes: rows become one type on their way to shared memory,
+on sm_90a by warps beside those that multiply."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvgen import Block, KernelSet, Latent, Quant, presets
+from kvgen.ops import MlaDecode
+from kvgen.spec.cache import Cache
+from tests.support.batches import PLAIN, Batch
+from tests.support.harness import offsets_of
+from tests.support.latent_records import CODES, INTS, NVFP4, SMALL, footers, inline, whole_rows
+from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of, steps
+from tests.support.sets import archs_of
+
+ANY_ROW, WIDENED = "mla_decode_records", "mla_decode_widened"
+BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128)))
+
+
+def record_set(name: str, arch: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
+    op = MlaDecode(**({"scale": SCALE} | fields))
+    return KernelSet(name=f"records_{name}", q_heads=heads, cache=cache, ops=(op,), arch=arch.split())
+
+
+SMALL_NVFP4 = Latent(dtype="bf16", **SMALL, page_size=4, quant=NVFP4)
+SETS = [
+    record_set("nvfp4", "sm_80", SMALL_NVFP4, 16, rows=3),
+    record_set("i8_balanced", "sm_80", INTS, 8, rows=2, split="balanced"),
+    record_set("v32", "sm_90a", presets.flashmla_fp8(page_size=4), 128),
+    record_set("v4_balanced", "sm_90a", footers(3), 64, split="balanced", sinks="out"),
+]
+if "KVGEN_FAMILY" in os.environ:
+    SETS += [record_set(n, "sm_80", Latent(dtype="bf16", **SMALL, page_size=4, quant=q), 20) for n, q in CODES.items()]
+    SETS += [
+        record_set("i8_invariant", "sm_80", INTS, 24, split="invariant", chunk=64),
+        record_set("wide_nvfp4", "sm_90a", whole_rows(NVFP4), 64, lse_base="2"),
+        record_set("wide_inline", "sm_90a", inline(2), 20, out_dtype="f32"),
+        record_set("wide_blocks", "sm_90a", BLOCKS, 64, split="invariant", chunk=64),
+        record_set("both", "sm_80 sm_90a", BLOCKS, 64, split="balanced"),
+        record_set("v32_balanced", "sm_90a", presets.flashmla_fp8(page_size=4), 64, split="balanced", sinks="lse"),
+    ]
+ALL = pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
+
+
+def some(kernels: KernelSet, *totals: int) -> Batch:
+    return replace(PLAIN, arch=archs_of(kernels)[-1], totals=totals, new=(0,) * len(totals), fill="nan")
+
+
+def rows_of(kernels: KernelSet, requests: int) -> list[Rows]:
+    rows = op_of(kernels).rows
+    return [Rows(b, b * rows, (b + 1) * rows) for b in range(requests)]
+
+
+def sinks_of(kernels: KernelSet) -> dict[str, Any]:
+    sinks = np.linspace(-3, 9, kernels.q_heads, dtype=np.float32)
+    return {"sinks": sinks} if op_of(kernels).sinks else {}
+
+
+@ALL
+@settings(max_examples=2)
+@given(data=st.data())
+def test_a_step(kernels: KernelSet, data: Any) -> None:
+    """Ragged rows or as many each; pages without a token, and what comes after the last token, hold NaN or infinity."""
+    batch, rows, total, ragged = data.draw(steps(kernels))
+    scene, q = latent_scene(kernels, batch, rows, total)
+    offsets = offsets_of([r.end - r.begin for r in rows], scene.cache.lengths_dtype, batch.leading) if ragged else None
+    call(scene, q, row_offsets=offsets, lse=data.draw(st.booleans()), **sinks_of(kernels))
+
+
+@ALL
+def test_lengths_around_tiles(kernels: KernelSet) -> None:
+    """Before and after where pages, tiles of 32 and 64 and pairs of them end, the longest request last."""
+    totals = [max(n, op_of(kernels).rows) for n in (1, 31, 33, 63, 64, 65, 129, 300)]
+    scene, q = latent_scene(kernels, some(kernels, *totals), rows_of(kernels, 8), 8 * op_of(kernels).rows)
+    call(scene, q, **sinks_of(kernels))
+
+
+@pytest.mark.parametrize("kernels", [k for k in SETS if not op_of(k).sinks], ids=lambda kernels: kernels.name)
+def test_hostile_tables_and_lengths(kernels: KernelSet) -> None:
+    """Whatever one request's pages and length are: it is NaN, the error word names it, the others keep their bits."""
+    hold_hostile(kernels, some(kernels), ("page", "minus_one", "most"))
+
+
+def test_which_rows_go_through_it() -> None:
+    """Rows that another kernel reads as they are stay with it, but for sm_90a's with many columns."""
+    found = {
+        record_set("a", "sm_80 sm_90a", SMALL_NVFP4, 64): (ANY_ROW, ANY_ROW),
+        record_set("b", "sm_80 sm_90a", BLOCKS, 16): (ANY_ROW, ANY_ROW),
+        record_set("c", "sm_80 sm_90a", BLOCKS, 64): (ANY_ROW, WIDENED),
+        record_set("d", "sm_80 sm_90a", BLOCKS, 64, rows=2): (ANY_ROW, ANY_ROW),
+        record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): ("mla_decode", WIDENED),
+        record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_decode", "mla_decode"),
+        record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_decode", "mla_decode"),
+        record_set("h", "sm_90a", presets.max_mla(page_size=64), 64): ("mla_decode_wgmma", "mla_decode_wgmma"),
+    }
+    for kernels, names in found.items():
+        (plan, *_) = op_of(kernels).plan(kernels)
+        assert tuple(plan.on(a).template for a in ("sm_80", "sm_90a")) == tuple(f"ops/{n}.cu.j2" for n in names), (
+            kernels
+        )
