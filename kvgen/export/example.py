@@ -118,7 +118,7 @@ def example_context(
             names |= {
                 n.partition("+")[0] for p in plan.params if isinstance(p, Array) for n in p.shape if isinstance(n, str)
             }
-    names = names - {"all_layers"} | {"T", "B", "layers"}
+    names = names - {"all_layers", "planned_rows"} | {"T", "B", "layers"}
     return ExampleContext(
         set=kernels.name,
         constants=tuple(Constant(n, _EXTENTS.get(n, 4)) for n in sorted(names - {"W"})),
@@ -144,7 +144,7 @@ def _count(shape: tuple[int | str, ...]) -> str:
     """Elements of an array."""
     whole: Expr = const(1)
     for n in shape:
-        name, _, more = str(n).replace("all_layers", "layers").partition("+")
+        name, _, more = str(n).replace("all_layers", "layers").replace("planned_rows", "T").partition("+")
         whole = whole * (const(n) if isinstance(n, int) else var(name) + int(more or 0))
     return cpp(whole)
 

@@ -84,7 +84,8 @@ def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
         gpu._function.cache_clear()
         cache = call.cache()
         given = [call.arguments[p.name] for p in call.kernel.arguments]
-        call.op.prepare(cache if call.kernel.all_layers else cache[1], given, None, call.kernel, 0)()
+        rows = planned_rows(call)
+        call.op.prepare(cache if call.kernel.all_layers else cache[1], given, None, call.kernel, rows)()
         gpu._function.cache_clear()
     (found,) = driver.launches
     numbers = (
@@ -96,6 +97,12 @@ def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
     )
     params = " ".join(data.hex() for data in found["params"])
     return Expected(label, f"{found['entry']} {' '.join(map(str, numbers))} {params}")
+
+
+def planned_rows(call: Call) -> int:
+    """How many rows a planner's arrays are for."""
+    of_rows = [p.name for p in call.kernel.params if isinstance(p, Array) and p.shape == ("planned_rows",)]
+    return int(call.arguments[of_rows[0]].shape[0]) if of_rows else 0
 
 
 # The same in C++ -----------------------------------------------------------------------------------------------------------
@@ -178,7 +185,7 @@ def in_cpp(call: Call, label: str, archs: tuple[str, ...]) -> list[str]:
             lines.append(f"a.{p.name} = {prefix}layers[1];")
     for p in kernel.params:
         if isinstance(p, Size):
-            lines += number(p, kernel.params, dims)
+            lines += number(p, kernel.params, dims, planned_rows(call))
     lines.append("const std::vector<size_t> sizes = {sizeof(a.cache)")
     lines += [f", sizeof(a.{p.name})" for p in kernel.params] + ["};", "note_sizes(sizes);"]
     for arch in archs:
@@ -195,9 +202,12 @@ def per_layer(kind: Any) -> bool:
     return not any("layer" in t.axes for t in kind.TENSORS)
 
 
-def number(p: Size, params: tuple[Any, ...], dims: dict[str, int]) -> list[str]:
-    """A statement that sets a size from the shapes alone; none where use() or the member's default does."""
-    if p.value in ("num_sm_parts", "max_rows", "max_chunks", "max_slots", "planned_rows"):
+def number(p: Size, params: tuple[Any, ...], dims: dict[str, int], rows: int) -> list[str]:
+    """A statement that sets a size from the shapes alone; none where use() or the member's default does. A planner plans
+    `rows`."""
+    if p.value == "planned_rows":
+        return [f"a.{p.name} = {rows};"]
+    if p.value in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"):
         return []
     if p.value.endswith((".stride", ".row_stride")):
         name, _, which = p.value.partition(".")

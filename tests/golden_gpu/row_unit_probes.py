@@ -33,7 +33,7 @@ def _inputs() -> dict[str, Array]:
         "scales": pattern(scales.astype(np.float32)),
         "tiles": np.zeros((3, TILE, 28), np.uint32),
         "lists_of": np.zeros(3, np.uint32),
-        "entries_of": np.zeros((3, TILE), np.int32),
+        "entries_of": np.zeros((3, TILE), np.uint32),
         "units": np.zeros((64, 16), np.uint16),
     }
 
@@ -58,7 +58,7 @@ def _wanted(arrays: Arrays) -> dict[str, Wanted]:
     return {
         "tiles": exact(tiles.view(np.uint32)),
         "lists_of": exact(np.array([0, 1, 1], np.uint32)),
-        "entries_of": exact(entries),
+        "entries_of": exact(entries.view(np.uint32)),
         "units": exact(np.ascontiguousarray(units).view(np.uint16)),
     }
 

@@ -38,7 +38,10 @@ SETS = [
     record_set("v4_balanced", "sm_90a", footers(3), 64, split="balanced", sinks="out"),
 ]
 if "KVGEN_FAMILY" in os.environ:
-    SETS += [record_set(n, "sm_80", Latent(dtype="bf16", **SMALL, page_size=4, quant=q), 20) for n, q in CODES.items()]
+    SETS += [
+        record_set(f"codes_{n}", "sm_80", Latent(dtype="bf16", **SMALL, page_size=4, quant=q), 20)
+        for n, q in CODES.items()
+    ]
     SETS += [
         record_set("i8_invariant", "sm_80", INTS, 24, split="invariant", chunk=64),
         record_set("wide_nvfp4", "sm_90a", whole_rows(NVFP4), 64, lse_base="2"),

@@ -264,11 +264,10 @@ def with_widening(
 def _records(kinds: Sequence[Record], records: Sequence[Record], spaces: Sequence[str]) -> tuple[RecordContext, ...]:
     """What the template reads of the different ones of the caches' records."""
     lists = [tuple(n for n, r in enumerate(records) if r == kind) for kind in kinds]
-    spaces = [f"{s}::" if s else "" for s in spaces] or [""]
     return tuple(
         RecordContext(
             name=f"Record{number}",
-            space=spaces[found[0]],
+            space=spaces[found[0]] if spaces else "",
             lists=found,
             plain_panel=record.plain_panel,
             plain_at=record.plain_at,

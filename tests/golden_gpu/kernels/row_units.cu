@@ -60,10 +60,10 @@ struct Tile {
   static constexpr uint32_t kThreads = 64, kTokens = 32, kPitch = 112, kRowUnits = 3;
 };
 extern "C" __global__ void __launch_bounds__(64) row_units_tiles(const int32_t* first, const int32_t* second, uint8_t* codes, float* scales, uint32_t* tiles,
-                                                                 uint32_t* lists_of, int32_t* entries_of, bf16* units) {
+                                                                 uint32_t* lists_of, uint32_t* entries_of, bf16* units) {
   using Units = TileUnits<Tile>;
   __shared__ KeyList lists[2];
-  __shared__ int32_t entries[32];
+  __shared__ uint32_t entries[32];
   __shared__ alignas(16) uint8_t rows[32 * 112];
   const Cache cache = {codes, scales, 5};
   const uint32_t i = threadIdx.x;
