@@ -85,7 +85,9 @@ class MlaDecode(Op):
       "compressed", cache=...) brings `compressed_cache`, `compressed_indices` and `compressed_topk_lengths`. Their records may
       be other ones; values are those of gather, in the cache's dtype, before they are multiplied.
     - `sinks`: as in decode.
-    - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step.
+    - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step. With `sparse=True` "balanced"
+      divides the listed rows among blocks: `topk_lengths` of every list are then required, in `plan` and in the call, and lists
+      of other lengths than were planned make their row NaN. "invariant" is refused there: with "none" a row is one block's.
 
     Rows of no request and rows that see nothing give 0, and `lse_empty` in lse; a request with invalid pages or lengths
     gives NaN.
@@ -112,7 +114,7 @@ class MlaDecode(Op):
     lse_empty: Literal["-inf", "inf"] = "-inf"
     """What `lse` is for a row that sees no token."""
     split: Split = "none"
-    """How requests are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
+    """How requests, or the lists of rows, are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
     chunk: int = Field(default=512, ge=64, le=2**20)
     """Tokens of a piece with split="invariant"."""
     index_dtype: IndexName | None = None
