@@ -20,7 +20,7 @@ _LOST: Final = 2.0**-20  # of a number: f32's roundings on the way to a code
 _STEP: Final = 1.001
 # Distance of codes around one of exponent e: 2^(e - mantissa); below the least exponent always the same.
 _FLOATS: Final = {"e4m3": (3, -6), "e5m2": (2, -14), "e2m1": (1, 0)}
-_INTEGERS: Final = {"i8": 0.502, "i4": 0.51}
+_INTEGERS: Final = {"i8": 0.502, "i4": 0.51, "i3": 0.51, "i2": 0.51}
 
 
 @dataclass
@@ -44,7 +44,7 @@ def take_row(mine: Rows, oracle: Rows, place: Place, token: int, change: Changed
     for got, kept in zip(mine.parts, oracle.parts, strict=True):
         dims = slice(begin, begin + got.dim)
         want, lost = change.rows[row, :, dims], change.lost[row, :, dims]
-        _compare(got, place, token, want, lost, found)
+        compare(got, place, token, want, lost, found)
         _take(got, kept, place, token)
         begin += got.dim
     return found
@@ -64,7 +64,8 @@ def _most(kind: np.dtype[Any]) -> float:
     return LARGEST["e4m3"] if kind.name == "float8_e4m3fn" else np.inf
 
 
-def _compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: Distance) -> None:
+def compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: Distance) -> None:
+    """How far a part of a token's row is from what it should be, `lost` being what that may be off by."""
     if isinstance(part, Plain):
         got = part.read(place, token)
         found.meet(np.abs(got.astype(np.float64) - want), ulp(want, got.dtype) / 2 + lost)
@@ -104,6 +105,7 @@ def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, 
         of_codes = part._spread(norms(part._blocks_of(numbers[None].astype(np.float32))))
         assert of_codes is not None
         unit = unit * of_codes
+    if part.quant.recipe == "unit" or part.quant.norm_correction:  # divided before norms are rounded
         rounded = np.abs(want) * 2.0**-8
     half = np.maximum(np.append(gaps, gaps[-1]), np.append(gaps[0], gaps))[codes] / 2
     inside = np.clip(want, unit * book[0], unit * book[-1])

@@ -113,7 +113,7 @@ def row_of(region: Region | None, base: Base | None) -> int:
         return 0
     stride = region.strides[at]
     assert stride is not None
-    return stride * region.dtype.bits // max(base.element.bits, 8)
+    return stride * region.dtype.place // max(base.element.bits, 8)
 
 
 def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:

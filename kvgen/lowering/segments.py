@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -89,13 +90,16 @@ class ScaleContext:
 
 @dataclass(frozen=True)
 class BookContext:
-    """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude."""
+    """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude. Where
+    readers correct norms, 2^23 units of squares and the root of a unit, as `norm`.
+    """
 
     struct: str
     title: str
     values: tuple[str, ...]
     middles: tuple[str, ...]
     largest: str
+    norm: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,11 @@ class SegmentContext:
         return bool(self.scales) and self.scales[0].recipe != "given"
 
     @property
+    def corrected(self) -> bool:
+        """Whether readers need all codes of a block to read one."""
+        return bool(self.scales) and self.scales[0].recipe == "norm_corrected"
+
+    @property
     def global_scale(self) -> bool:
         """Whether one scale lies above those of the blocks."""
         return bool(self.scales) and bool(self.scales[0].global_scale)
@@ -149,6 +158,16 @@ class SegmentContext:
         return self.heads * self.size // self.width
 
 
+def check_whole_bytes(op: str, segment: Segment) -> None:
+    """Raise ValueError where the codes of a byte have several scales that an operation computes."""
+    kind, scales = segment.region.dtype, segment.scales
+    if scales is not None and scales.block[2] % kind.together:
+        raise ValueError(
+            f"quant: got block.dim={scales.block[2]} with {kind.name} codes, {kind.packing}, whose scales {op} computes; codes "
+            f"that share bytes are written together, so make block.dim a multiple of {kind.together}"
+        )
+
+
 def books(cache: Cache) -> tuple[BookContext, ...]:
     """The codebooks of a cache."""
     found = []
@@ -159,8 +178,15 @@ def books(cache: Cache) -> tuple[BookContext, ...]:
             middles = [_single(_single(a + b) / 2) for a, b in pairwise(values)]
             largest = max(map(abs, values))
             codes, between = (tuple(map(float_literal, v)) for v in (values, middles))
-            found.append(BookContext(context.struct, context.title, codes, between, float_literal(largest)))
+            norm = tuple(map(float_literal, _square_units(largest))) if quant.norm_correction else ()
+            found.append(BookContext(context.struct, context.title, codes, between, float_literal(largest), norm))
     return tuple(found)
+
+
+def _square_units(largest: float) -> tuple[float, float]:
+    """2^23 units of squares, and the root of a unit: squares of values have 22 bits, so that those of 1023 add up in 32."""
+    _, exponent = math.frexp(largest)  # largest < 2^exponent
+    return 2.0 ** (2 * exponent + 1), 2.0 ** (exponent - 11)
 
 
 def _single(x: float) -> float:
@@ -188,6 +214,11 @@ def _floors(quant: Quantization) -> tuple[str, ...]:
     return tuple(float_literal(n or 0.0) for n in floors) if any(floors) else ()
 
 
+def _recipe(quant: Quantization) -> str:
+    """The recipe's name in device/cache/segment.cuh."""
+    return _RECIPES[quant.recipe] + ("_raised" if _floors(quant) else "_corrected" if quant.norm_correction else "")
+
+
 def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
     quant = segment.quant
     assert quant is not None
@@ -204,7 +235,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
     return ScaleContext(
         type=scales.dtype.c,
-        recipe="given" if scales.array else _RECIPES[quant.recipe] + ("_raised" if floors else ""),
+        recipe="given" if scales.array else _recipe(quant),
         zero=scales.zero,
         floors=floors,
         given=bool(scales.array),
@@ -240,7 +271,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
             part = "Rope" if segment.begin else ""
             kind = _element(element, segment.quant, STRUCTS[role] + part)
             cast, start = _start(cache, segment.base, kind, region.byte_offset)
-            width = min(segment.vector, 16 // value.bytes)
+            width = min(segment.vector, max(16 // value.bytes, element.together))
             # A row of the caller's has its parts side by side: each begins with a whole access.
             while len(parts) > 1 and (segment.begin % width or row % width):
                 width //= 2

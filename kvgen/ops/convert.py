@@ -308,14 +308,16 @@ def _plan_segments(
             if s.computed:
                 scales = _narrowed(s, s.scales[0], edges, heads)
                 by_token = scales_by_token(cache, role, segment.begin)
-                blocks.append(BlockContext(s, scales, load, value.c, across(segment.region, heads * s.size), by_token))
+                blocks.append(
+                    BlockContext(s, scales, load, value.c, across(segment.region, _row_bytes(segment, heads)), by_token)
+                )
                 continue
-            is_across = across(segment.region, heads * s.size)
+            is_across = across(segment.region, _row_bytes(segment, heads))
             bits = max(segment.region.dtype.bits, *(o.region.dtype.bits for o in others))
             width = min(min(o.vector for o in others) if is_across else segment.vector, 128 // bits)
             while edges % width:
                 width //= 2
-            width = max(width, 2 if segment.region.dtype.packed else 1)
+            width = max(width, segment.region.dtype.together)
             copies.append(
                 CopyContext(
                     name=f"{s.struct}Values",
@@ -329,6 +331,11 @@ def _plan_segments(
                 )
             )
     return tuple(copies), tuple(blocks)
+
+
+def _row_bytes(segment: Segment, heads: int) -> int:
+    """Of so many heads of a token."""
+    return segment.region.dtype.size_of(heads * segment.size)
 
 
 def _narrowed(s: SegmentContext, q: ScaleContext, edges: int, heads: int) -> ScaleContext:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,9 @@ from kvgen.spec.cache_fields import CacheFields, HeadDim, Layout
 from kvgen.spec.layout_rules import check_layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense, IndexName, Ring, Table
+
+# Elements of a block whose norm readers correct: squares of 22 bits add up in 32.
+_MOST_CORRECTED: Final = 1023
 
 
 class Cache(CacheFields):
@@ -150,6 +153,12 @@ class Cache(CacheFields):
             raise ValueError(
                 f"{field}: got block.dim={dims} with recipe={quant.recipe!r} for rows of {whole}; norms are of whole blocks; use "
                 "one of its divisors"
+            )
+        block = (heads or self.kv_heads) * (dims or whole)
+        if quant.norm_correction and block > _MOST_CORRECTED:
+            raise ValueError(
+                f"{field}: got norm_correction=True with blocks of {block} elements; readers add up the squares of "
+                f"{_MOST_CORRECTED} at most; use block=Block(), a norm a token and head, or recipe='unit'"
             )
         if quant.own_table and not self.page_table.second_table:
             raise ValueError(

@@ -41,7 +41,7 @@ class _Part:
 
     @property
     def code_bytes(self) -> int:
-        return self.dims * self.codes.bits // 8
+        return self.codes.size_of(self.dims)
 
     @property
     def nbytes(self) -> int:
@@ -93,12 +93,12 @@ def byte_part(
         raise SpecError(
             f"layout: got axes ending in {axes[-1]}; rows of bytes (codes, scales, RoPE part) end in a whole dim"
         )
-    if row * 8 % element.bits or at * 8 % element.bits:
+    if row * 8 % element.place or at * 8 % element.place:
         raise SpecError(
             f"quant: the {what} would begin at byte {at} of rows of {row} bytes, no multiple of {element.name}; choose a "
             "block and dims that keep them aligned"
         )
-    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.bits, ragged=ragged)
+    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.place, ragged=ragged)
 
 
 def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Blocks]) -> _Part:
@@ -106,7 +106,8 @@ def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Block
     codes = quant.codes if quant else dtype(cache.dtype)
     if dims * codes.bits % 8:
         raise SpecError(
-            f"layout: got rows of {dims} {codes.name} codes, which are no whole bytes; use an even head_dim"
+            f"layout: got rows of {dims} {codes.name} codes, which are no whole bytes; use a head_dim that is a multiple of "
+            f"{codes.together}"
         )
     scales = pad = 0
     if quant is not None and quant.computed:

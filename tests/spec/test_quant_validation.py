@@ -33,7 +33,7 @@ Case = tuple[Callable[..., object], dict[str, Any], str]
 
 BOOK = tuple(range(-8, 8))
 CASES: list[Case] = [
-    (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4' or 'e2m1'"),
+    (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4', 'i3', 'i2' or 'e2m1'"),
     (
         Quant,
         {"dtype": "e4m3", "scale_dtype": "e5m2"},
@@ -92,6 +92,45 @@ CASES: list[Case] = [
         int4,
         {"codebook": BOOK[:8]},
         "codebook: got 8 numbers from -8.0 on; codes of 4 bits stand for 16 numbers, ascending",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f16", "codebook": BOOK},
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits stand for 8 numbers, ascending and finite; sort them, or use "
+        "lloyd_max(3, dim)",
+    ),
+    (
+        Quant,
+        {"dtype": "i2", "scale_dtype": "f16", "codebook": BOOK[:3], "recipe": "unit"},
+        "codebook: got 3 numbers from -8.0 on; codes of 2 bits stand for 4 numbers, ascending",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f32"},
+        "dtype: got 'i3' without a zero point and without a codebook; codes of so few bits are unsigned; give zero=True or "
+        "codebook=(...), or use 'i4'",
+    ),
+    (
+        Quant,
+        {"dtype": "i2", "scale_dtype": "f32", "scale": "given", "block": GIVEN},
+        "dtype: got 'i2' without a zero point and without a codebook; codes of so few bits are",
+    ),
+    (
+        int4,
+        {"norm_correction": True},
+        "norm_correction: got True with recipe='amax'; readers correct norms that are stored: recipe='norm' with a codebook; "
+        "recipe='unit' stores corrected ones",
+    ),
+    (
+        int4,
+        {"codebook": BOOK, "recipe": "unit", "norm_correction": True},
+        "norm_correction: got True with recipe='unit'",
+    ),
+    (
+        int4,
+        {"codebook": tuple(2.0**40 * v for v in BOOK), "recipe": "norm", "norm_correction": True},
+        "norm_correction: got True with a codebook up to 8796093022208.0 in magnitude; squares of its numbers are counted in "
+        "units, which magnitudes from 2^-32 to 2^32 have; scale the codebook",
     ),
     (
         int4,
@@ -158,7 +197,7 @@ CASES: list[Case] = [
         {"dtype": "e2m1", "scale_dtype": "e4m3", "amax_min": 1e-4},
         "amax_min: got 0.0001 with scale_dtype='e4m3', of which 0.01171875 to 2688.0 make scales",
     ),
-    (fp8, {"zero": True}, "zero: got True with dtype='e4m3'; only i8 and i4 codes have a zero point"),
+    (fp8, {"zero": True}, "zero: got True with dtype='e4m3'; only i8, i4, i3 and i2 codes have a zero point"),
     (
         fp8,
         {"scale": "given", "recipe": "pow2", "block": GIVEN},

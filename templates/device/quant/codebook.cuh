@@ -4,8 +4,9 @@
 
 #include "elements.cuh"
 
-template <typename Codes, typename Book>
+template <typename Codes, typename OfBook>
 struct Coded {
+  using Book = OfBook;
   uint8_t bits;
 };
 template <typename Codes, typename Book, uint32_t N>
@@ -13,19 +14,22 @@ struct Vec<Coded<Codes, Book>, N> : Bytes<Coded<Codes, Book>, N> {};
 template <typename Codes, typename Book>
 constexpr uint32_t kPerElement<Coded<Codes, Book>> = kPerElement<Codes>;
 template <typename Codes, typename Book>
+constexpr uint32_t kElementBits<Coded<Codes, Book>> = kElementBits<Codes>;
+template <typename Codes, typename Book>
+constexpr uint32_t kTogether<Coded<Codes, Book>> = kTogether<Codes>;
+template <typename Codes, typename Book>
 constexpr float kLargest<Coded<Codes, Book>> = Book::kLargest;
 
 template <typename Codes, typename Book, uint32_t N>
 __device__ __forceinline__ uint32_t encode(Coded<Codes, Book>, const float (&x)[N]) {
-  constexpr uint32_t kBits = 32 / N;
   uint32_t word = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < N; ++i) word |= Book::code_of(x[i]) << i * kBits;
+  for (uint32_t i = 0; i < N; ++i) word |= Book::code_of(x[i]) << i * kElementBits<Codes>;
   return word;
 }
 template <typename Codes, typename Book, uint32_t N>
 __device__ __forceinline__ void decode(Coded<Codes, Book>, float (&out)[N], uint32_t word) {
-  constexpr uint32_t kBits = 32 / N, kMask = (1u << kBits) - 1;
+  constexpr uint32_t kMask = (1u << kElementBits<Codes>) - 1;
 #pragma unroll
-  for (uint32_t i = 0; i < N; ++i) out[i] = Book::value(word >> i * kBits & kMask);
+  for (uint32_t i = 0; i < N; ++i) out[i] = Book::value(word >> i * kElementBits<Codes> & kMask);
 }

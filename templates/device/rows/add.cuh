@@ -128,7 +128,11 @@ struct BlockAdd {
       if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
       const Slot& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
-      const BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
+      BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
+      if constexpr (kCorrected<S>) {
+        const Chunk first = chunk_of(slot - lane, 0);
+        old.scale[0] = corrected_scale<S, kLanes, kWidth>(old.scale[0], to.page, to.token, first.head, first.dim, lane, mask);
+      }
       const auto sum = [&](float (&x)[kWidth], uint32_t c) {
         Vec<Value, kWidth> row;
         if constexpr (kHeld) {
