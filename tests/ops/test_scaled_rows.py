@@ -80,6 +80,32 @@ if CAMPAIGN:
     SETS["apart"] = decoded("apart", paged(layout=APART, quant=nvfp4))
     nf4 = Quant(dtype="i4", scale_dtype="f32", block=Block(dim=16), codebook=lloyd_max(4, 8))
     SETS["nf4"] = decoded("nf4", paged(layout=APART, quant=nf4))
+    # Codes of 3 and 2 bits in pools, of vectors wider than an access to f32 rows; norms of groups of dims; prompts of
+    # vLLM's rows.
+    SETS["few_f32"] = decoded(
+        "few_f32",
+        Paged(
+            dtype="f32",
+            kv_heads=2,
+            head_dim=48,
+            page_size=4,
+            layout=APART,
+            k_quant=Quant(dtype="i3", scale_dtype="f32", zero=True, block=Block(dim=16)),
+            v_quant=Quant(dtype="i2", scale_dtype="f16", zero=True),
+        ),
+    )
+    corrected = {"recipe": "norm", "norm_correction": True}
+    SETS["few_groups"] = decoded(
+        "few_groups",
+        paged(
+            layout=APART,
+            k_quant=Quant(dtype="i2", scale_dtype="f32", codebook=lloyd_max(2, 16), block=Block(dim=16), **corrected),
+            v_quant=Quant(
+                dtype="i3", scale_dtype="bf16", codebook=lloyd_max(3, 64), block=Block(head=None), **corrected
+            ),
+        ),
+    )
+    SETS["turned"] = rows("turned", TURNED, ops.Extend())
     groups = Quant(dtype="e4m3", scale_dtype="f16", block=Block(dim=16), place="row")
     SETS["kv_axis"] = decoded("kv_axis", paged(layout=Layout(kv="page kv layer token head dim"), quant=groups))
 
@@ -123,10 +149,11 @@ def test_decode(name: str, data: Any) -> None:
 
 if CAMPAIGN:
 
+    @pytest.mark.parametrize("name", ["fp8", "turned"])
     @settings(max_examples=3)
     @given(data=st.data())
-    def test_extend(data: Any) -> None:
-        data.draw(steps(SETS["fp8"])).check()
+    def test_extend(name: str, data: Any) -> None:
+        data.draw(steps(SETS[name])).check()
 
 
 def vllm_rows(x: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:

@@ -42,18 +42,20 @@ def kivi(
     head_dim: int,
     group_size: int = 32,
     page_size: int = 128,
+    bits: Literal[4, 2] = 4,
 ) -> Paged:
-    """KIVI's quantization with 4 bits (arXiv 2402.02750) in pages: K per channel in groups of tokens, V per token.
+    """KIVI's quantization with 4 or 2 bits (arXiv 2402.02750) in pages: K per channel in groups of tokens, V per token.
 
-    One tensor for all layers of each, row-major with strides as their shapes say: K and V u8 `[N, L, P, H, D/2]`,
+    One tensor for all layers of each, row-major with strides as their shapes say: K and V u8 `[N, L, P, H, D*bits/8]`,
     `k_scales` `[N', L, P/g, H, 2*D]` and `v_scales` `[N', L, P, H, 2*D/g]` (scale, zero point) in `dtype`, g =
     `group_size`; `k_tail` `[L, B, g, H, D]`. The newest K tokens, fewer than g, wait in `k_tail` for `ops.Seal()`. Table
-    and lengths are MAX's. NOT byte compatible with KIVI's tensors, which have no pages, pack 8 codes of neighbouring
-    tokens (K) or dims (V) into an int32, store minima for zero points, keep the newest V in full precision as well, and
-    let the residual be several groups long. Source: quant/new_pack.py, quant_and_pack_kcache and quant_and_pack_vcache;
+    and lengths are MAX's. NOT byte compatible with KIVI's tensors, which have no pages, pack 8 or 16 codes of
+    neighbouring tokens (K) or dims (V) into an int32, store minima for zero points, keep the newest V in full precision
+    as well, and let the residual be several groups long. Source: quant/new_pack.py, quant_and_pack_kcache and quant_and_pack_vcache;
     models/llama_kivi.py (2025-11).
     """
     axes = "page layer token head dim"
+    codes: Literal["i4", "i2"] = "i4" if bits == 4 else "i2"
     keys = Block(token=group_size, head=1, dim=1)
     return Paged(
         dtype=dtype,
@@ -61,8 +63,8 @@ def kivi(
         head_dim=head_dim,
         page_size=page_size,
         layout=Layout(k=axes, v=axes),
-        k_quant=Quant(dtype="i4", scale_dtype=dtype, block=keys, zero=True, residual=group_size),
-        v_quant=Quant(dtype="i4", scale_dtype=dtype, block=Block(dim=group_size), zero=True),
+        k_quant=Quant(dtype=codes, scale_dtype=dtype, block=keys, zero=True, residual=group_size),
+        v_quant=Quant(dtype=codes, scale_dtype=dtype, block=Block(dim=group_size), zero=True),
     )
 
 
