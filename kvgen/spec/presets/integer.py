@@ -51,8 +51,8 @@ def kivi(
     `group_size`; `k_tail` `[L, B, g, H, D]`. The newest K tokens, fewer than g, wait in `k_tail` for `ops.Seal()`. Table
     and lengths are MAX's. NOT byte compatible with KIVI's tensors, which have no pages, pack 8 or 16 codes of
     neighbouring tokens (K) or dims (V) into an int32, store minima for zero points, keep the newest V in full precision
-    as well, and let the residual be several groups long. Source: quant/new_pack.py, quant_and_pack_kcache and quant_and_pack_vcache;
-    models/llama_kivi.py (2025-11).
+    as well, and let the residual be several groups long. Source: quant/new_pack.py, quant_and_pack_kcache and
+    quant_and_pack_vcache; models/llama_kivi.py (2025-11).
     """
     axes = "page layer token head dim"
     codes: Literal["i4", "i2"] = "i4" if bits == 4 else "i2"
