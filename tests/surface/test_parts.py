@@ -113,7 +113,7 @@ def test_tiles_of_packed_codes_are_asked_for_in_dims() -> None:
 def test_half_a_byte_is_refused(call: str) -> None:
     with pytest.raises(UnitError) as error:
         compile_unit(unit(PACKED, kernel(PACKED, f"{KEYS}.{call};")), "sm_90a", "ptx", cache=None)
-    assert call[: call.index("<")] + ": a byte has two codes; the width is even" in str(error.value)
+    assert call[: call.index("<")] + ": codes fill whole bytes; 4-bit ones by 2, 2-bit ones by 4, 3-bit ones by 8" in str(error.value)
 
 
 # ---------------------------------------------------------------- the RoPE part
