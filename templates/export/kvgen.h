@@ -22,6 +22,7 @@ struct f16 { uint16_t bits; };
 struct bf16 { uint16_t bits; };
 struct e4m3 { uint8_t bits; };
 struct e5m2 { uint8_t bits; };
+struct e8m0 { uint8_t bits; };  // of scales
 struct e2m1x2 { uint8_t bits; };  // two 4-bit elements, element 2i in the low half
 struct i4x2 { uint8_t bits; };
 struct u4x2 { uint8_t bits; };

@@ -22,13 +22,14 @@ Change = Callable[[Raw], Any]
 
 
 def named(*needed: str, **quant: object) -> str:
-    """The first quantized set with these tensors and this quantization."""
+    """The first quantized set with these tensors and this quantization, of K and of V."""
     return next(
         n
         for n, s in (FAMILY | QUANTIZED).items()
         if set(needed) <= {t.name for t in s.cache.storage.tensors}
         and s.cache.layout.layers == "axis"
-        and all(getattr(s.cache.quants["k"], k, None) == v for k, v in quant.items())
+        and not s.cache.latent_part
+        and all(getattr(q, k, None) == v for q in s.cache.quants.values() for k, v in quant.items())
     )
 
 

@@ -256,6 +256,7 @@ def test_oracles_know_nothing_of_what_they_check() -> None:
         "kvgen.runtime.faults",
         "kvgen.spec.any_cache",
         "kvgen.spec.cache",
+        "kvgen.spec.interleave",
         "kvgen.spec.model",
         "kvgen.spec.norm",
         "kvgen.spec.position_scale",
