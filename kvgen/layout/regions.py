@@ -30,7 +30,8 @@ class Region:
     caches). It holds page and layer where the spec says how many the tensors have room for. `byte_offset` is the region's
     start inside its page; `pitch` is what the innermost axis takes in memory, as strides count it, where the region is a part
     of wider rows (0: just its extent). `ragged`: there are no pages, and token counts the rows of all requests, which begin
-    at any of them.
+    at any of them. `strided`: the packed elements of a byte are not neighbours, but a whole row's bytes apart: byte i of a row
+    has dims i, i + n, ..., n bytes a row.
     """
 
     role: Role
@@ -41,6 +42,7 @@ class Region:
     swizzle: Swizzle | None = None
     pitch: int = 0
     ragged: bool = False
+    strided: bool = False
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
@@ -69,6 +71,8 @@ class Region:
                 )
         if self.swizzle:
             self._check_swizzle(self.swizzle)
+        if self.strided:
+            self._check_strided()
         if self.byte_offset * 8 % self.dtype.place:
             raise SpecError(f"layout: byte offset {self.byte_offset} is no multiple of a {self.dtype.name} element")
 
@@ -86,6 +90,16 @@ class Region:
         if self.swizzle:
             raise SpecError(
                 "swizzle: got one for requests that begin at any row; a swizzle permutes the elements of a page; leave it out"
+            )
+
+    def _check_strided(self) -> None:
+        """The bytes of a row are whole, and side by side."""
+        kind, dims = self.dtype, dict(self.extents)["dim"]
+        if self.axes[-1] != Axis("dim") or self.swizzle or dims is None or dims % kind.together:
+            raise SpecError(
+                f"layout: got {self.text!r} with {dims} {kind.bits}-bit elements a row, {kind.together} a byte that are no "
+                f"neighbours; dim must be innermost, whole, and a multiple of {kind.together}, without a swizzle; or use "
+                "packing='neighbours'"
             )
 
     def _check_swizzle(self, swizzle: Swizzle) -> None:
@@ -165,7 +179,10 @@ class Region:
         index = self.index_vars() if index is None else index
         total: Expr = const(0)
         for axis, stride in zip(self.axes, self.strides, strict=True):
-            if axis.name in INNER and stride is not None:
+            if axis.name == "dim" and self.strided:
+                total = total + index["dim"] % self.run * self.dtype.together
+                total = total + index["dim"] // self.run
+            elif axis.name in INNER and stride is not None:
                 total = total + axis.index(index[axis.name]) * stride
         return self.swizzle.apply(total) if self.swizzle else total
 
@@ -183,13 +200,13 @@ class Region:
 
     @cached_property
     def run(self) -> int:
-        """Consecutive dim elements that are neighbours in memory."""
+        """Consecutive dim elements that are neighbours in memory, or in neighbouring bytes."""
         innermost, stride = self.axes[-1], self.strides[-1]
         whole = dict(self.extents)["dim"]
         assert whole is not None
         if innermost.name != "dim" or innermost.divide != 1 or stride != self.element:
             return 1
-        length = innermost.extent(whole)
+        length = innermost.extent(whole) // (self.dtype.together if self.strided else 1)
         return min(length, 2**self.swizzle.base) if self.swizzle else length
 
     @cached_property
@@ -197,17 +214,21 @@ class Region:
         """Elements of the widest access (up to 16 bytes) that never straddles a run, given aligned outer strides. Of 3-bit
         elements they are three accesses, of a byte for every 8 of them.
         """
-        limit = max(16 * 8 // self.dtype.place, 1)
+        limit = 16 if self.strided else max(16 * 8 // self.dtype.place, 1)
         strides = [
             s
             for a, s in zip(self.axes, self.strides, strict=True)
             if a.name in INNER and s is not None and s > self.element
         ]
-        width = 1
+        width, each = 1, self.dtype.together if self.strided else 1
         starts = [*strides, self.byte_offset * 8 // self.dtype.place]
-        while width < limit and self.run % (2 * width) == 0 and all(s % (2 * width) == 0 for s in starts):
+        while width < limit and self.run % (2 * width) == 0 and all(s % (2 * width * each) == 0 for s in starts):
             width *= 2
         return width
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes that an access to so many neighbouring elements takes."""
+        return count if self.strided else self.dtype.size_of(count)
 
     def byte_of(self, offset: Expr) -> tuple[Expr, Expr]:
         """(byte, bit within it) of an offset: sub-byte elements fill a byte from its low bits up."""

@@ -38,6 +38,8 @@ class Quantization(Protocol):
     @property
     def norm_correction(self) -> bool: ...
     @property
+    def strided(self) -> bool: ...
+    @property
     def amax_min(self) -> float | None: ...
     @property
     def scale_min(self) -> float | None: ...
@@ -142,7 +144,7 @@ class Segment:
     @property
     def align(self) -> int:
         """Bytes of which the place of a widest access is a multiple; those of 3-bit elements are three such accesses."""
-        nbytes = self.region.dtype.size_of(self.vector)
+        nbytes = self.region.bytes_of(self.vector)
         return max(1, nbytes & -nbytes)
 
     @property

@@ -106,6 +106,7 @@ def _places(region: Region, base: Base, heads: int, dims: int) -> str:
             strides.append(step)
     row = strides[0] if row_of(region, base) else 0
     packing = (f", codes={codes}" if codes > 1 else "") + (f", units={units}" if units > 1 else "")
+    packing += ", strided=True" if region.strided else ""
     return (
         f'RoleStrides("{base.name}", "{kind.held_as}", heads={heads}, dim={dims * units // codes}, offset={region.byte_offset}, '
         f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{packing})"

@@ -99,7 +99,9 @@ def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
         dims = "v_head_dim" if role == "v" and cache.spec.v_head_dim else "head_dim"
         for segment in parts:
             s, element = next(shown), segment.region.dtype
-            packed = element.size_of if element.packed else int
+            row, vector = segment.size, segment.vector
+            if element.packed:
+                row, vector = element.size_of(row), segment.region.bytes_of(vector)
             found.append(
                 StoredRun(
                     struct=s.struct,
@@ -110,8 +112,8 @@ def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
                     element=element,
                     array=dtype("u8") if segment.quant is not None else element,
                     region=segment.region,
-                    shape=(cache.spec.kv_heads, packed(segment.size)),
-                    vector=max(1, packed(segment.vector)),
+                    shape=(cache.spec.kv_heads, row),
+                    vector=max(1, vector),
                     fields=("kv_heads", dims),
                 )
             )

@@ -70,7 +70,7 @@ def _by_token(cache: LoweredCache, role: str, begin: int) -> tuple[int, int]:
     tokens do not lie side by side."""
     segment = next(s for s in cache.spec.storage.roles[role] if s.begin == begin)
     run = segment.region.vector
-    run_bytes = segment.region.dtype.size_of(run)
+    run_bytes = segment.region.bytes_of(run)
     beside = _token_step(segment.region) == run * segment.region.element and segment.region.swizzle is None
     values = max(1, SECTOR // run_bytes) if beside and 0 < run_bytes < SECTOR else 1
     scales = segment.scales

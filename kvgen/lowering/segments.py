@@ -36,8 +36,8 @@ class ScaleContext:
     or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
-    blocks give every lane as much, up to the last dim. `floors` are what an amax and a scale are raised to, in C, or none; `pad`
-    places behind a token's scales are zero.
+    blocks give every lane as much, up to the last dim; `apart` codes of a byte are one lane's. `floors` are what an amax and a
+    scale are raised to, in C, or none; `pad` places behind a token's scales are zero.
     """
 
     type: str
@@ -61,6 +61,7 @@ class ScaleContext:
     width: int
     chunks: int
     whole: bool
+    apart: int = 1
 
     @property
     def held(self) -> bool:
@@ -197,7 +198,10 @@ def _single(x: float) -> float:
 
 def _element(element: DType, quant: Quantization | None, name: str) -> str:
     """The C type of a segment's elements."""
-    return f"Coded<{element.c}, {name}Book>" if quant is not None and quant.codebook is not None else element.c
+    if quant is None:
+        return element.c
+    codes = f"Strided<{element.c}>" if quant.strided else element.c
+    return f"Coded<{codes}, {name}Book>" if quant.codebook is not None else codes
 
 
 def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
@@ -219,6 +223,18 @@ def _recipe(quant: Quantization) -> str:
     return _RECIPES[quant.recipe] + ("_raised" if _floors(quant) else "_corrected" if quant.norm_correction else "")
 
 
+def walk(block: int, width: int, apart: int) -> tuple[int, int]:
+    """(lanes, accesses of a lane) that go through a block in accesses of `width`. Where the codes of a byte are apart, a lane has
+    all of them.
+    """
+    if apart > 1:
+        most = block // (width * apart)
+        lanes = min(32, most & -most)
+    else:
+        lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    return lanes, -(-block // (width * lanes))
+
+
 def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
     quant = segment.quant
     assert quant is not None
@@ -232,7 +248,8 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     block = scales.block[1] * scales.block[2]
     while scales.block[2] % width:
         width //= 2
-    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    apart = segment.region.dtype.together if segment.region.strided else 1
+    lanes, chunks = walk(block, width, apart)
     return ScaleContext(
         type=scales.dtype.c,
         recipe="given" if scales.array else _recipe(quant),
@@ -253,8 +270,9 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         residual=quant.residual or 0,
         lanes=lanes,
         width=width,
-        chunks=-(-block // (width * lanes)),
+        chunks=chunks,
         whole=block % (width * lanes) == 0 and segment.size % scales.block[2] == 0,
+        apart=apart,
     )
 
 
@@ -271,7 +289,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
             part = "Rope" if segment.begin else ""
             kind = _element(element, segment.quant, STRUCTS[role] + part)
             cast, start = _start(cache, segment.base, kind, region.byte_offset)
-            width = min(segment.vector, max(16 // value.bytes, element.together))
+            width = min(segment.vector, max(16 // value.bytes, 1 if region.strided else element.together))
             # A row of the caller's has its parts side by side: each begins with a whole access.
             while len(parts) > 1 and (segment.begin % width or row % width):
                 width //= 2

@@ -15,7 +15,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.row_runs import StoredRun, View, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
-from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext
+from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext, walk
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Param, Scalar, Size
 from kvgen.spec.cache import Cache
@@ -266,7 +266,7 @@ def _alike(mine: Segment, other: Segment, whole: tuple[int, int], *, same_scales
     a, b = mine.quant, other.quant
     if (a.dtype, a.zero, a.scale_dtype, a.recipe, a.scale) != (b.dtype, b.zero, b.scale_dtype, b.recipe, b.scale):
         return False
-    if a.codebook != b.codebook:
+    if (a.codebook, a.norm_correction, a.strided) != (b.codebook, b.norm_correction, b.strided):
         return False
     if mine.scales is None or other.scales is None:
         return mine.scales is other.scales
@@ -344,8 +344,7 @@ def _narrowed(s: SegmentContext, q: ScaleContext, edges: int, heads: int) -> Sca
     while edges % width:
         width //= 2
     block = q.heads * q.dims
-    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
-    chunks = -(-block // (width * lanes))
+    lanes, chunks = walk(block, width, q.apart)
     return replace(
         q,
         blocks=q.blocks * heads // s.heads,

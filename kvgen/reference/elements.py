@@ -45,6 +45,7 @@ class Elements:
     "block head dim/8 token dim%8", ...), with any strides. `layer` and `kv` choose along the axes of those names.
     `heads` and `dim` are the extents of a row, also where the text leaves out an axis of extent 1. `packed` bits (0: none) say
     that the last axis holds bytes of elements of so many bits, from the lowest bit up; rows are then their bits as numbers.
+    `strided`: those of a byte stand a row's bytes apart.
     `swizzle` = (bits, base, shift): the element at offset o of a page lies at `o ^ ((o >> (base + shift)) % 2^bits << base)`.
     """
 
@@ -59,6 +60,7 @@ class Elements:
         kv: int = 0,
         swizzle: tuple[int, int, int] | None = None,
         packed: int = 0,
+        strided: bool = False,
     ) -> None:
         left = [(w.name, w.step) for w in words(axes)]
         if array.ndim != len(left):
@@ -71,7 +73,7 @@ class Elements:
         page = left.index(("page", 1))
         # A logical axis is its factors from the largest step to the smallest.
         order = [i for name in ("token", "head", "dim") for i, _ in _descending(left, name)]
-        self.heads, self.dim, self.packed = heads, dim, packed
+        self.heads, self.dim, self.packed, self.strided = heads, dim, packed, strided
         self._view = array.transpose([page, *order])
         token_factors = len(_descending(left, "token"))
         self._token_shape = self._view.shape[1 : 1 + token_factors]
@@ -109,17 +111,25 @@ class Elements:
         size = math.prod(inner.shape[1:])
         self._flat = as_strided(inner, (inner.shape[0], size), (inner.strides[0], inner.itemsize))
 
+    def as_stored(self, rows: Raw) -> Raw:
+        """Rows `[..., dim]` as memory has them: packed codes in bytes."""
+        return pack_codes(rows, self.packed, self.strided) if self.packed else rows
+
+    def unpacked(self, rows: Raw) -> Raw:
+        """The inverse of `as_stored`."""
+        return unpack_codes(rows, self.packed, self.strided) if self.packed else rows
+
     def read(self, page: int, token: int) -> Raw:
         """The row `[heads, dim]` of one token, a copy."""
         if self._places is not None:
             row = np.asarray(self._flat[page][self._places[token]])
         else:
             row = np.array(self._view[self._index(page, token)]).reshape(self.heads, self._width)
-        return unpack_codes(row, self.packed) if self.packed else row
+        return self.unpacked(row)
 
     def write(self, page: int, token: int, row: Raw) -> None:
         """Store `row` `[heads, dim]`, of the tensor's dtype, as one token."""
-        row = pack_codes(row, self.packed) if self.packed else row
+        row = self.as_stored(row)
         if self._places is not None:
             self._flat[page][self._places[token]] = row
         else:
@@ -131,7 +141,7 @@ class Elements:
             rows = [self.read(page, token) for token in range(first, first + count)]
             return np.stack(rows) if rows else np.zeros((0, self.heads, self.dim), self._view.dtype)
         found = np.array(self._view[page, first : first + count]).reshape(count, self.heads, self._width)
-        return unpack_codes(found, self.packed) if self.packed else found
+        return self.unpacked(found)
 
     def write_run(self, page: int, first: int, rows: Raw) -> None:
         """Store `rows` `[T, heads, dim]` as the tokens from `first`."""
@@ -139,7 +149,7 @@ class Elements:
             for i, row in enumerate(rows):
                 self.write(page, first + i, row)
             return
-        own = pack_codes(rows, self.packed) if self.packed else rows
+        own = self.as_stored(rows)
         self._view[page, first : first + len(rows)] = own.reshape(len(rows), *self._row_shape)
 
     def logical(self) -> Raw:

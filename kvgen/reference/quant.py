@@ -299,16 +299,25 @@ def unpack_nibbles(packed: Bytes) -> Bytes:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def pack_codes(codes: Bytes, bits: int) -> Bytes:
-    """Bytes `[..., n bits / 8]` of codes `[..., n]` of so many bits, each behind the one before, from a byte's lowest bit up."""
+def pack_codes(codes: Bytes, bits: int, strided: bool = False) -> Bytes:
+    """Bytes `[..., n bits / 8]` of codes `[..., n]` of so many bits, each behind the one before, from a byte's lowest bit up.
+
+    `strided`: the codes of a byte stand as far from each other as the row has bytes.
+    """
+    if strided:
+        beside: Bytes = codes.reshape(*codes.shape[:-1], 8 // bits, -1).swapaxes(-1, -2)
+        return pack_codes(beside.reshape(codes.shape), bits)
     if bits == 4:
         return pack_nibbles(codes)
     each = codes[..., None] >> np.arange(bits, dtype=np.uint8) & 1
     return np.packbits(each.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
 
 
-def unpack_codes(packed: Bytes, bits: int) -> Bytes:
+def unpack_codes(packed: Bytes, bits: int, strided: bool = False) -> Bytes:
     """The codes `[..., n]` of bytes `[..., n bits / 8]`."""
+    if strided:
+        codes: Bytes = unpack_codes(packed, bits).reshape(*packed.shape, 8 // bits)
+        return codes.swapaxes(-1, -2).reshape(*packed.shape[:-1], -1)
     if bits == 4:
         return unpack_nibbles(packed)
     each = np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")

@@ -279,6 +279,11 @@ class RoleCache:
         from kvgen.tensor_map import chunk_elements, padded_depth
 
         values = self.role.values
+        if values.strided and depth != values.dim * values.codes:
+            raise ArgumentError(
+                f"depth: got {depth}; dims that share a byte are {values.dim} apart, and a tile has them all; "
+                f"{values.dim * values.codes} is"
+            )
         chunk = values.codes * chunk_elements(values.dtype, swizzle)
         if values.codes > 1 and depth % chunk:
             raise ArgumentError(

@@ -20,7 +20,7 @@ class RoleStrides:
 
     Strides are in elements and constant; a None says that the layout splits the axis, so that no one stride exists. `row`
     is the step from a token's row to the next, 0 where a token's heads are no row. `units` elements hold `codes` numbers: packed
-    ones are bytes, of which `dim` counts them, of two, of four, or eight in three.
+    ones are bytes, of which `dim` counts them, of two, of four, or eight in three; `strided`: of numbers that are no neighbours.
     """
 
     base: str
@@ -34,6 +34,7 @@ class RoleStrides:
     row: int
     codes: int = 1
     units: int = 1
+    strided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,7 @@ class _Builder:
             ),
             swizzle=swizzle,
             ragged=cache.ragged,
+            strided=quant is not None and quant.strided,
         )
 
     def _value_tensors(self, roles: dict[str, tuple[Segment, ...]]) -> None:
@@ -174,7 +175,8 @@ class _Builder:
         region, kind = regions[0], regions[0].dtype
         strides, shape = list(region.fixed_strides), list(region.shape)
         if kind.packed:
-            _check_packed(region)
+            if not region.strided:
+                _check_packed(region)
             shape[-1] = kind.size_of(int(shape[-1]))
             strides = [s if s is None else s * kind.place // 8 for s in strides[:-1]] + [1]
         names = dict.fromkeys(r.dtype.held_as for r in regions)
@@ -311,11 +313,11 @@ class _Builder:
         inner = [w for w in text.split() if parse_axes(w)[0].name in INNER]
         at, values, scales = 0, dict[str, list[Region]](), dict[str, Scales]()
 
-        def place(element: DType, words: list[str], extents: Extents, pad: int = 0) -> Region:
+        def place(element: DType, words: list[str], extents: Extents, pad: int = 0, *, strided: bool = False) -> Region:
             nonlocal at
             pitch = (dict(extents)["dim"] or 0) + pad if pad else 0
             axes = parse_axes(" ".join(["page", *words]))
-            region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch)
+            region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch, strided=strided)
             assert region.span is not None
             at += -(-(region.span + pad) * element.place // 128) * 16
             return region
@@ -328,7 +330,8 @@ class _Builder:
                 tokens, last = cache.page_tokens or 0, values[role][-1]
                 at += -(-tokens * last.pitch * last.dtype.place // 128) * 16
                 continue
-            values[role] = [place(quant.codes if quant else dtype(cache.dtype), inner, self._extents(dims))]
+            codes, strided = (quant.codes, quant.strided) if quant else (dtype(cache.dtype), False)
+            values[role] = [place(codes, inner, self._extents(dims), strided=strided)]
         for role in cache.roles:
             quant = cache.quants[role]
             if quant is None or quant.scale_dtype is None:
@@ -391,7 +394,7 @@ def _check_bytes(segment: Segment) -> None:
     in whole ones.
     """
     region, kind, scales = segment.region, segment.region.dtype, segment.scales
-    if not kind.packed:
+    if not kind.packed or region.strided:
         return
     _check_packed(region)
     if segment.vector % kind.together:

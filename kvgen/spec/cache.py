@@ -128,6 +128,10 @@ class Cache(CacheFields):
     def _check_one(self, role: str, quant: Quant) -> None:
         heads, dims, field = quant.block.head, quant.block.dim, self._quant_field(role)
         whole = self.v_dim if role == "v" else self.head_dim - self.plain_dims
+        if quant.strided and self.latent_part:
+            raise ValueError(
+                f"{field}: got packing='strided' for latent rows; it is for the keys and values of heads; use 'neighbours'"
+            )
         if quant.place == "row" and self.plain_dims and not self.byte_rows:
             raise ValueError(
                 f"{field}: got place='row' with layout.rope={self.layout.rope!r}; scales lie between the latent and the RoPE "

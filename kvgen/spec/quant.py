@@ -54,6 +54,10 @@ class Quant(Spec):
     """Codes that are stored: "e4m3" and "e5m2" (fp8), "i8", "i4" and "e2m1" (4 bits, two codes a byte), "i3" (eight codes in
     three bytes) and "i2" (four a byte), both with `zero` or a `codebook`.
     """
+    packing: Literal["neighbours", "strided"] = "neighbours"
+    """Which dims of a row share a byte, the first in its lowest bits. "neighbours": 2i and 2i + 1 of 4 bits, 4i to 4i + 3 of 2
+    bits. "strided", of "i4" and "i2" with a scale a row: i and i + D/2 of 4 bits, i, i + D/4, i + D/2 and i + 3D/4 of 2 bits.
+    """
     scale_dtype: ScaleName | None = None
     """Element type of scales; "e8m0" are powers of two in a byte. None: no scales, values are cast and saturate (fp8
     only).
@@ -115,6 +119,11 @@ class Quant(Spec):
         return dtype(_UNSIGNED.get(self.dtype, self.dtype) if unsigned else self.dtype)
 
     @property
+    def strided(self) -> bool:
+        """Whether the codes of a byte are no neighbours."""
+        return self.packing == "strided"
+
+    @property
     def computed(self) -> bool:
         """Whether a write chooses scales."""
         return self.scale_dtype is not None and self.scale == "computed"
@@ -137,6 +146,7 @@ class Quant(Spec):
         else:
             self._check_recipe()
             self._check_codebook()
+            self._check_packing()
             self._check_floors()
             self._check_scales()
         return self
@@ -218,6 +228,22 @@ class Quant(Spec):
                 f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of {bits} bits stand for "
                 f"{2**bits} numbers, ascending and finite; sort them, or use lloyd_max({bits}, dim)"
             )
+
+    def _check_packing(self) -> None:
+        unsigned = self.zero or self.codebook is not None
+        if not self.strided or (
+            self.dtype in ("i4", "i2")
+            and unsigned
+            and self.scale == "computed"
+            and self.residual is None
+            and self.block == Block()
+        ):
+            return
+        others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
+        raise ValueError(
+            f"packing: got 'strided' with {others} and {_text(self.block)}; codes of a byte that are no neighbours are written "
+            "with their row: 'i4' or 'i2' with zero or a codebook, computed scales, a scale a token and head; use 'neighbours'"
+        )
 
     def _check_floors(self) -> None:
         floors = {"amax_min": self.amax_min, "scale_min": self.scale_min}

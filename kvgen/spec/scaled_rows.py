@@ -86,7 +86,15 @@ def scaled_rows(
 
 
 def byte_part(
-    element: DType, axes: tuple[Axis, ...], extents: Extents, at: int, row: int, what: str, *, ragged: bool = False
+    element: DType,
+    axes: tuple[Axis, ...],
+    extents: Extents,
+    at: int,
+    row: int,
+    what: str,
+    *,
+    ragged: bool = False,
+    strided: bool = False,
 ) -> Region:
     """Part of a row of `row` bytes."""
     if axes[-1] != Axis("dim"):
@@ -98,7 +106,8 @@ def byte_part(
             f"quant: the {what} would begin at byte {at} of rows of {row} bytes, no multiple of {element.name}; choose a "
             "block and dims that keep them aligned"
         )
-    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.place, ragged=ragged)
+    pitch = row * 8 // element.place
+    return Region("k", element, axes, extents, byte_offset=at, pitch=pitch, ragged=ragged, strided=strided)
 
 
 def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Blocks]) -> _Part:
@@ -132,7 +141,16 @@ def _segment(
     blocks: Callable[[Quant, int], Blocks],
 ) -> Segment:
     axes, quant, what = parse_axes(words), part.quant, part.role.upper()
-    values = byte_part(part.codes, axes, _extents(cache, part.dims), at, row, f"codes of {what}", ragged=cache.ragged)
+    values = byte_part(
+        part.codes,
+        axes,
+        _extents(cache, part.dims),
+        at,
+        row,
+        f"codes of {what}",
+        ragged=cache.ragged,
+        strided=quant is not None and quant.strided,
+    )
     if quant is None or quant.scale_dtype is None:
         return Segment(0, part.dims, base, values, quant)
     block, heads, groups = blocks(quant, part.dims)

@@ -25,6 +25,8 @@ CODES: Final = {
     "narrow_u3_halves": ("u3", 16),
     "narrow_u3_words": ("u3", 32),
 }
+# The same with a code a byte, as strided ones are in registers.
+STRIDED: Final = {"narrow_strided_u4": ("u4", 4), "narrow_strided_u2": ("u2", 8)}
 # Heads and dims that share a norm.
 ROWS: Final = {"narrow_rows": (1, 40), "narrow_parts": (1, 8), "narrow_heads": (2, 40)}
 
@@ -42,6 +44,37 @@ def _codes_inputs(dtype: str, width: int) -> dict[str, Array]:
 def _codes(dtype: str, arrays: Arrays) -> dict[str, Wanted]:
     codes = quant.cast(arrays["in"].view(np.float32), dtype)
     return {"codes": exact(quant.pack_codes(codes, int(dtype[1]))), "out": floats(codes.astype(np.float32))}
+
+
+def _strided_inputs(dtype: str, width: int) -> dict[str, Array]:
+    found = _codes_inputs(dtype, width)
+    return found | {"codes": np.zeros(found["out"].size, np.uint8)}
+
+
+def _strided(dtype: str, arrays: Arrays) -> dict[str, Wanted]:
+    codes = quant.cast(arrays["in"].view(np.float32), dtype)
+    return {"codes": exact(codes), "out": floats(codes.astype(np.float32))}
+
+
+def _strided_rows_inputs() -> dict[str, Array]:
+    x = np.random.default_rng(144).integers(-2, 18, TOKENS * HEADS * DIMS).astype(np.float32)
+    return {"in": pattern(x), "codes": np.zeros(x.size // 2, np.uint8), "out": np.zeros(x.size, np.uint32)}
+
+
+def _strided_rows(arrays: Arrays) -> dict[str, Wanted]:
+    codes = quant.cast(arrays["in"].view(np.float32), "u4").reshape(-1, DIMS)
+    stored = quant.pack_codes(codes, 4, strided=True)
+    return {"codes": exact(stored.reshape(-1)), "out": floats(codes.reshape(-1).astype(np.float32))}
+
+
+def _apart_inputs(bits: int) -> dict[str, Array]:
+    rows = np.random.default_rng(143).integers(0, 256, 8 * THREADS).astype(np.uint8)
+    return {"in": rows, "codes": np.zeros(rows.size * 8 // bits, np.uint8), "bytes": np.zeros(rows.size, np.uint8)}
+
+
+def _apart(bits: int, arrays: Arrays) -> dict[str, Wanted]:
+    codes = quant.unpack_codes(arrays["in"].reshape(-1, 8), bits, strided=True)
+    return {"codes": exact(codes.reshape(-1)), "bytes": exact(arrays["in"])}
 
 
 def _bits_inputs() -> dict[str, Array]:
@@ -106,6 +139,16 @@ def probes() -> list[Probe]:
         )
         for kernel, of in CODES.items()
     ]
+    found += [
+        Probe(f"library_{k}", UNIT, k, partial(_strided_inputs, *of), partial(_strided, of[0]), 128, (2, 1, 1))
+        for k, of in STRIDED.items()
+    ]
+    found += [
+        Probe(f"library_{k}", UNIT, k, partial(_apart_inputs, b), partial(_apart, b), 128, (2, 1, 1))
+        for k, b in (("narrow_apart_u4", 4), ("narrow_apart_u2", 2))
+    ]
+    rows = (_strided_rows_inputs, _strided_rows, TOKENS * HEADS, (1, 1, 1))
+    found.append(Probe("library_narrow_strided_rows", UNIT, "narrow_strided_rows", *rows))
     found.append(Probe("library_narrow_bits", UNIT, "narrow_bits", _bits_inputs, _bits, 128, (THREADS // 128, 1, 1)))
     for kernel, block in ROWS.items():
         found.append(

@@ -103,6 +103,7 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
+    "strided": (f"{KERNELS}/narrow.cu",),
     **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu", f"{KERNELS}/narrow.cu")),
     "segment": tuple(f"{KERNELS}/{name}.cu" for name in ("segment", "row_units", "quantize", "narrow")),
     **{

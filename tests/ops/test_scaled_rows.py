@@ -62,6 +62,14 @@ UNLIKE: Final = paged(
 TURNED: Final = presets.vllm_turboquant(
     dtype="bf16", kv_heads=2, head_dim=32, page_size=16, kv_cache_dtype="turboquant_3bit_nc"
 )
+# Codes of a byte that are 16 and 8 dims apart, as lmdeploy has them, in a row of 16 + 4 + 8 + 2 bytes.
+STRIDED: Final = paged(
+    layout=Layout(kv="page layer token head kv dim"),
+    k_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided", place="row"),
+    v_quant=Quant(
+        dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 32), recipe="norm", packing="strided", place="row"
+    ),
+)
 SETS: Final = {
     "narrow": decoded("narrow", TURNED).model_copy(
         update={"ops": (*decoded("narrow", TURNED).ops, ops.Append(name="append_turned", hadamard="qk"))}
@@ -69,6 +77,7 @@ SETS: Final = {
     "book": decoded(
         "book", paged(layout=Layout(kv="page layer token head kv dim"), k_quant=norms("unit"), v_quant=norms("norm"))
     ),
+    "strided": decoded("strided", STRIDED),
     "int8": decoded("int8", per_token_head("int8_per_token_head")),
     "unlike": (decoded if CAMPAIGN else rows)("unlike", UNLIKE),
 }

@@ -43,7 +43,7 @@ def divisors(whole: int) -> list[int]:
 
 def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
     """A quantization; `groups`: of K alone, which may quantize tokens in groups."""
-    kinds = {"zero": ["i8", "i4", "i2"], "packed": ["i4", "e2m1"], "narrow": ["i3", "i3", "i2"]}.get(
+    kinds = {"zero": ["i8", "i4", "i2"], "packed": ["i4", "e2m1"], "narrow": ["i3", "i3", "i2", "i2", "i4"]}.get(
         a.focus, ["e4m3", "e5m2", "i8", "i4", "i3", "i2", "e2m1"]
     )
     kind = draw(st.sampled_from(kinds))
@@ -65,7 +65,7 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
         zero = a.rarely(draw, False, zero=True)
         return Quant(**fields, scale="given", block=Block(token=None, head=head, dim=dim), **zero)
     fields |= {"zero": True} if a.focus == "zero" else a.rarely(draw, kind in ("i8", "i4"), zero=True)
-    if kind in ("i3", "i2") and a.focus != "zero":
+    if (kind in ("i3", "i2") and a.focus != "zero") or a.focus == "narrow":
         fields |= draw_narrow(draw, int(kind[1]))
     fields |= a.rarely(draw, kind in ("e4m3", "e5m2") and fields["scale_dtype"] == "f32", recipe="pow2")
     if kind in ("e4m3", "e5m2", "e2m1") and not a.focus and draw(st.integers(0, 4)) == 0:
@@ -85,6 +85,10 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
             fields.pop("norm_correction", None)
             if fields["scale_dtype"] == "e8m0":
                 fields["scale_dtype"] = "f16"
+    strided = a.rarely(draw, False, packing="strided")
+    if a.focus == "narrow" and kind != "i3" and tokens == 1 and draw(st.booleans()):
+        head, dim, strided = 1, None, {"packing": "strided"}
+    fields |= strided
     return Quant(**fields, block=Block(token=tokens, head=head, dim=dim), **draw_where(draw, a))
 
 

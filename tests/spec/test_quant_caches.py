@@ -118,6 +118,20 @@ CASES: list[Case] = [
     ),
     (
         paged,
+        {
+            "quant": Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided"),
+            "layout": "page kv layer token dim head",
+        },
+        "layout: got 'page kv layer token dim head' with 128 4-bit elements a row, 2 a byte that are no neighbours; dim must be "
+        "innermost, whole, and a multiple of 2, without a swizzle; or use packing='neighbours'",
+    ),
+    (
+        latent,
+        {"quant": Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided")},
+        "quant: got packing='strided' for latent rows; it is for the keys and values of heads; use 'neighbours'",
+    ),
+    (
+        paged,
         {"quant": Quant(dtype="i3", scale_dtype="f32", zero=True, place="row"), "head_dim": 24},
         "quant: the scales of K would begin at byte 9 of rows of 17 bytes, no multiple of f32; choose a block and dims",
     ),

@@ -42,7 +42,7 @@ CASES: list[Case] = [
     (
         Quant,
         {"dtype": "e4m3", "group": 16},
-        "Quant.group: unknown field; Quant has dtype, scale_dtype, block, scale, zero,",
+        "Quant.group: unknown field; Quant has dtype, packing, scale_dtype, block, scale, zero,",
     ),
     (fp8, {"scale": "static"}, "Quant.scale: got 'static'; input should be 'computed' or 'given'"),
     (
@@ -109,6 +109,19 @@ CASES: list[Case] = [
         {"dtype": "i3", "scale_dtype": "f32"},
         "dtype: got 'i3' without a zero point and without a codebook; codes of so few bits are unsigned; give zero=True or "
         "codebook=(...), or use 'i4'",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f32", "zero": True, "packing": "strided"},
+        "packing: got 'strided' with dtype='i3', zero=True, scale='computed', residual=None and Block(token=1, head=1, "
+        "dim=None); codes of a byte that are no neighbours are written with their row: 'i4' or 'i2' with zero or a codebook, "
+        "computed scales, a scale a token and head; use 'neighbours'",
+    ),
+    (int4, {"packing": "strided"}, "packing: got 'strided' with dtype='i4', zero=False"),
+    (
+        int4,
+        {"packing": "strided", "zero": True, "block": Block(dim=32)},
+        "packing: got 'strided' with dtype='i4', zero=True",
     ),
     (
         Quant,

@@ -153,6 +153,8 @@ class Marker:
         width, bits = segment.vector, segment.region.dtype.bits
         byte, bit = self.places(segment, index)
         runs = (8 * byte + bit).reshape(*byte.shape[:2], -1, width)
+        if segment.quant is not None and segment.quant.packing == "strided":
+            runs, bits = runs - runs % 8, 8  # of bytes, of which each element has a part
         np.testing.assert_array_equal(runs, runs[..., :1] + np.arange(width) * bits)
         aligned = width if bits == 3 else width * bits  # three accesses in place of one
         assert not (runs[..., 0] % aligned).any(), "an access is not aligned to its size"

@@ -158,7 +158,8 @@ CHOSEN: Final[dict[str, Cache]] = {
     "kivi": presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=24),
 }
 
-# Codes of 3 and 2 bits. Any run appends, gathers, converts and decodes such (tests/ops/test_scaled_rows.py).
+# Codes of 3 and 2 bits, and codes of a byte that are no neighbours. Any run appends, gathers, converts and decodes such
+# (tests/ops/test_scaled_rows.py).
 if "KVGEN_FAMILY" in os.environ:
     CHOSEN |= {
         "narrow_rows": Paged(
@@ -185,6 +186,15 @@ if "KVGEN_FAMILY" in os.environ:
             layout=_APART,
             k_quant=Quant(dtype="i2", scale_dtype="f32", zero=True, block=Block(dim=8)),
             v_quant=Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 8), recipe="unit", block=Block(dim=12)),
+        ),
+        "narrow_strided": Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=40,
+            page_size=8,
+            layout=_APART,
+            k_quant=Quant(dtype="i4", scale_dtype="f32", zero=True, packing="strided"),
+            v_quant=Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 40), recipe="unit", packing="strided"),
         ),
     }
 FEW_BITS: Final = tuple(name for name in CHOSEN if name.startswith("narrow"))

@@ -183,6 +183,8 @@ def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> 
         return "tokens are no fixed step apart"
     if region.dtype.bits < 4:
         return f"codes of {region.dtype.bits} bits"
+    if region.strided:
+        return "codes of a byte that are no neighbours"
     if segment.quant is not None and segment.quant.residual:
         why = _waiting_hindrance(segment)
         if why:

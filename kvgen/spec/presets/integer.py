@@ -22,17 +22,18 @@ def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int
     Source: lmdeploy/pytorch/engine/cache_engine.py, get_k_cache_desc, get_quant_cache_descs and allocate_caches;
     lmdeploy/pytorch/kernels/cuda/fill_kv_cache.py, _quant_int8; flatten_kv_cache.py.
     """
-    return _lmdeploy(dtype, kv_heads, head_dim, page_size, "i8")
+    return _lmdeploy(dtype, kv_heads, head_dim, page_size, Quant(dtype="i8", scale_dtype=dtype, zero=True))
 
 
 def lmdeploy_int4(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
-    """The shapes of lmdeploy's PyTorch engine with quant_policy 4 (2026-08); NOT byte compatible with it.
+    """lmdeploy's PyTorch engine with quant_policy 4 (2026-08): u4 codes, a scale and a zero point per token and head.
 
-    K and V u8 `[N, P, H, D/2]`, strides `(block bytes, H*D/2, D/2, 1)`; scales `[N, P, H, 2]` as `lmdeploy_int8`.
-    lmdeploy's byte i holds elements i and i + D/2 of a row, kvgen's 2i and 2i + 1: use this for memory of the same size
-    that kvgen alone writes and reads. Source: as `lmdeploy_int8`, _quant_int4 and _dequant_int4.
+    K and V u8 `[N, P, H, D/2]`, strides `(block bytes, H*D/2, D/2, 1)`; scales `[N, P, H, 2]`, table and lengths as
+    `lmdeploy_int8`, whose remarks on writers hold here, too. Byte i has element i of a row in its low and i + D/2 in its high
+    nibble, so decode and extend run on CUDA cores. Source: as `lmdeploy_int8`, _quant_int4 and _dequant_int4.
     """
-    return _lmdeploy(dtype, kv_heads, head_dim, page_size, "i4")
+    codes = Quant(dtype="i4", scale_dtype=dtype, zero=True, packing="strided")
+    return _lmdeploy(dtype, kv_heads, head_dim, page_size, codes)
 
 
 def kivi(
@@ -69,7 +70,12 @@ def kivi(
 
 
 def _lmdeploy(
-    dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int, codes: Literal["i8", "i4"]
+    dtype: Literal["f16", "bf16"],
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    keys: Quant,
+    values: Quant | None = None,
 ) -> Paged:
     return Paged(
         dtype=dtype,
@@ -80,5 +86,7 @@ def _lmdeploy(
         table=Dense(dtype="i32"),
         lengths="after",
         lengths_dtype="i32",
-        quant=Quant(dtype=codes, scale_dtype=dtype, zero=True),
+        quant=keys if values is None else None,
+        k_quant=None if values is None else keys,
+        v_quant=values,
     )

@@ -110,7 +110,7 @@ struct KVCache {
     Elements<kWidth> out = {};
     if constexpr (R::kScaled) {
       const Page page = coded(b, token, dim);
-      if (page.valid) load_raw<typename R::Main, kWidth>(out, page, token % cache.page_tokens, head, dim);
+      if (page.valid) load_codes<typename R::Main, kWidth>(out, page, token % cache.page_tokens, head, dim);
     }
     return out;
   }
@@ -119,6 +119,7 @@ struct KVCache {
   template <uint32_t kWidth>
   __device__ __forceinline__ void store(uint32_t b, uint32_t head, uint32_t token, uint32_t dim,
                                         const Elements<kWidth>& elements) const {
+    static_assert(!kStrided<dtype>, "store: the codes of a byte are of dims apart, and are stored together; use store_block");
     static_assert(kWidth % kTogether<dtype> == 0, "store: codes fill whole bytes; 4-bit ones by 2, 2-bit ones by 4, 3-bit ones by 8");
     const Page page = this->page(b, token);
     const uint32_t offset = token % cache.page_tokens;

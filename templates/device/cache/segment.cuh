@@ -42,7 +42,7 @@ __device__ __forceinline__ typename S::Element* element_at(const Page& page, uin
   return in_global(S::base(page)) + S::offset(token, head, dim) / kPlacesEach<typename S::Element>;
 }
 
-// N neighbouring elements as memory holds them, in accesses as wide as a run allows.
+// N neighbouring elements as memory holds them, in accesses as wide as a run allows; of strided codes, their bytes.
 template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void load_raw(Raw<typename S::Element, N>& raw, const Page& page, uint32_t token, uint32_t head,
                                          uint32_t dim) {
@@ -62,6 +62,18 @@ __device__ __forceinline__ void store_raw(const Page& page, uint32_t token, uint
 #pragma unroll
   for (uint32_t i = 0; i < N; i += kAccess) {
     *(Raw<Element, kAccess>*)element_at<S>(page, token, head, dim + i) = *(const Raw<Element, kAccess>*)&raw.e[units_of<Element>(i)];
+  }
+}
+
+// N neighbouring elements: as memory holds them, but of strided codes without the others in their bytes.
+template <typename S, uint32_t N, typename Page>
+__device__ __forceinline__ void load_codes(Raw<typename S::Element, N>& raw, const Page& page, uint32_t token, uint32_t head,
+                                           uint32_t dim) {
+  using Element = typename S::Element;
+  load_raw<S, N>(raw, page, token, head, dim);
+  if constexpr (kStrided<Element>) {
+    static_assert(S::kSize / kPlacesEach<Element> % N == 0, "load: the codes of a byte are of dims apart; a load is of one of each, at most as many as a row has bytes");
+    keep_codes(raw, (uint32_t)(S::offset(token, head, dim) % kPlacesEach<Element>));
   }
 }
 
@@ -108,7 +120,7 @@ __device__ __forceinline__ float corrected_scale(float norm, const Page& page, u
   for (uint32_t i = lane * kWidth; i < S::kBlockHeads * S::kBlockDims; i += kLanes * kWidth) {
     Raw<Element, kWidth> raw;
     float x[kWidth];
-    load_raw<S, kWidth>(raw, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
+    load_codes<S, kWidth>(raw, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
     unpack<Element>(x, raw);
     squares += squares_in_units<Book>(x);
   }
@@ -143,7 +155,7 @@ struct Stored<S, N, false> {
 template <typename S, uint32_t N, typename Cache, typename Page>
 __device__ __forceinline__ void load_stored(Stored<S, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
                                             uint32_t dim) {
-  load_raw<S, N>(out.raw, page, token, head, dim);
+  load_codes<S, N>(out.raw, page, token, head, dim);
   if constexpr (S::kRecipe != Recipe::none) load_scales<S, Stored<S, N>::kStep, Stored<S, N>::kSteps>(out.scales, cache, page, token, head, dim);
 }
 
@@ -186,7 +198,7 @@ template <typename S, uint32_t N, uint32_t M, typename Out, typename Page>
 __device__ __forceinline__ void load_scaled(Vec<Out, N>& out, const Page& page, uint32_t token, uint32_t head, uint32_t dim, const float (&scale)[M]) {
   Raw<typename S::Element, N> raw;
   float x[N];
-  load_raw<S, N>(raw, page, token, head, dim);
+  load_codes<S, N>(raw, page, token, head, dim);
   dequantize<typename S::Element>(x, raw, scale);
   pack<Out>(out, x);
 }
@@ -266,7 +278,7 @@ template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void load_direction(Vec<float, N>& out, uint32_t& squares, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
   using Element = typename S::Element;
   Raw<Element, N> raw;
-  load_raw<S, N>(raw, page, token, head, dim);
+  load_codes<S, N>(raw, page, token, head, dim);
   unpack<Element>(out.e, raw);
   squares += squares_in_units<typename Element::Book>(out.e);
 }
@@ -321,6 +333,32 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   }
 }
 
+// Stores the codes of a block, kLanes * kWidth elements at a time: make(raw, c) gives those from element (c * kLanes + lane) * kWidth
+// on, if live(element) is true of it. Of strided codes a lane has all that share its bytes.
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Live, typename Make>
+__device__ __forceinline__ void store_chunks(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane, const Live& live,
+                                             const Make& make) {
+  using Element = typename S::Element;
+  constexpr uint32_t kApart = kStrided<Element> ? kPlacesEach<Element> : 1, kRounds = kChunks / kApart;
+  static_assert(kApart == 1 || S::kBlockDims == kApart * kRounds * kLanes * kWidth, "store_chunks: a lane has all codes of its bytes");
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kRounds; ++c) {
+    const uint32_t element = (c * kLanes + lane) * kWidth;
+    if (!live(element)) continue;
+    Raw<Element, kWidth> raw;
+    make(raw, c);
+    if constexpr (kStrided<Element>) {
+#pragma unroll
+      for (uint32_t place = 1; place < kApart; ++place) {
+        Raw<Element, kWidth> codes;
+        make(codes, c + place * kRounds);
+        join_codes(raw, codes, place);
+      }
+    }
+    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
+  }
+}
+
 // store_codes of a block under its norm, which divides before it is rounded where codes alone give the direction. "unit" knows its
 // scale once it has the codes.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
@@ -328,11 +366,11 @@ __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_
                                                        uint32_t mask, const Read& read, const Keep& keep) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
+  const auto live = [](uint32_t element) { return element < S::kBlockHeads * S::kBlockDims; };
   double squares = 0.0, of_codes = 0.0;
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
-    if ((c * kLanes + lane) * kWidth >= kBlock) continue;
+    if (!live((c * kLanes + lane) * kWidth)) continue;
     float x[kWidth];
     read(x, c);
     squares += squares_of(x);
@@ -340,18 +378,13 @@ __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_
   const float norm = norm_of(reduce_sum<kLanes>(squares, mask));
   const Scale rounded = from_f32<Scale>(norm);
   const float divisor = S::kRecipe == Recipe::norm ? to_f32(rounded) : norm;
-#pragma unroll kUnroll
-  for (uint32_t c = 0; c < kChunks; ++c) {
-    const uint32_t element = (c * kLanes + lane) * kWidth;
-    if (element >= kBlock) continue;
+  store_chunks<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, live, [&](Raw<Element, kWidth>& raw, uint32_t c) {
     float x[kWidth];
     read(x, c);
-    Raw<Element, kWidth> raw;
     quantize<Element>(raw, x, divisor);
     unpack<Element>(x, raw);
     of_codes += squares_of(x);
-    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
-  }
+  });
   if constexpr (S::kRecipe == Recipe::unit) {
     const float of_all = norm_of(reduce_sum<kLanes>(of_codes, mask));
     if (lane == 0) keep(unit_scale<Scale>(norm, of_all), Scale{});
@@ -390,22 +423,18 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
 
   float divisor = to_f32(scale);
   if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
-#pragma unroll kUnroll
-  for (uint32_t c = 0; c < kChunks; ++c) {
-    const uint32_t element = (c * kLanes + lane) * kWidth;
-    if (!live(element)) continue;
+  const float shift = to_f32(zero);
+  store_chunks<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, live, [&](Raw<Element, kWidth>& raw, uint32_t c) {
     float x[kWidth];
     read(x, c);
-    Raw<Element, kWidth> raw;
     if constexpr (S::kRecipe == Recipe::least) {
-      quantize_from_least<Element>(raw, x, divisor, to_f32(zero));
+      quantize_from_least<Element>(raw, x, divisor, shift);
     } else if constexpr (S::kZero) {
-      quantize<Element>(raw, x, divisor, to_f32(zero));
+      quantize<Element>(raw, x, divisor, shift);
     } else {
       quantize<Element>(raw, x, divisor);
     }
-    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
-  }
+  });
 }
 
 // The same, and stores the scale where it belongs.

@@ -73,11 +73,15 @@ __device__ __forceinline__ T missing_code() {
   }
 }
 
+// Units of memory in a head's row.
+template <typename S>
+constexpr uint32_t kRowUnits = kStrided<typename S::Element> ? S::kSize / kPlacesEach<typename S::Element> : units_of<typename S::Element>(S::kSize);
+
 // Elements of a segment as memory holds them, packed ones together.
 template <typename S>
 struct Codes {
   using Type = typename S::Element;
-  static constexpr uint32_t kHeads = 1, kDims = units_of<Type>(S::kSize);
+  static constexpr uint32_t kHeads = 1, kDims = kRowUnits<S>;
 
   template <typename Cache>
   __device__ __forceinline__ explicit Codes(const Cache&) {}

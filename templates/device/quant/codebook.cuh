@@ -18,6 +18,10 @@ constexpr uint32_t kElementBits<Coded<Codes, Book>> = kElementBits<Codes>;
 template <typename Codes, typename Book>
 constexpr uint32_t kTogether<Coded<Codes, Book>> = kTogether<Codes>;
 template <typename Codes, typename Book>
+constexpr uint32_t kPlacesEach<Coded<Codes, Book>> = kPlacesEach<Codes>;
+template <typename Codes, typename Book>
+constexpr bool kStrided<Coded<Codes, Book>> = kStrided<Codes>;
+template <typename Codes, typename Book>
 constexpr float kLargest<Coded<Codes, Book>> = Book::kLargest;
 
 template <typename Codes, typename Book, uint32_t N>

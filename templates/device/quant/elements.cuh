@@ -33,6 +33,10 @@ constexpr uint32_t kTogether<u3> = 8;
 template <typename T>
 constexpr uint32_t kPlacesEach = kElementBits<T> == 3 ? 8 : kPerElement<T>;
 
+// Whether the elements of a T are no neighbours (strided.cuh).
+template <typename T>
+constexpr bool kStrided = false;
+
 // How many T hold n elements, and the reverse.
 template <typename T>
 __host__ __device__ constexpr uint32_t units_of(uint32_t n) {

@@ -141,7 +141,7 @@ struct BlockAdd {
         } else {
           const Chunk at = chunk_of(slot, c);
           Raw<typename S::Element, kWidth> raw;
-          load_raw<S, kWidth>(raw, to.page, to.token, at.head, at.dim);
+          load_codes<S, kWidth>(raw, to.page, to.token, at.head, at.dim);
           load_row(row, from, stride, slot, at);
           dequantize_in_block<S>(x, raw, old, global);
         }
@@ -168,7 +168,7 @@ struct BlockAdd {
 #pragma unroll
         for (uint32_t c = 0; c < kChunks; ++c) {
           const Chunk at = chunk_of(slot, c);
-          if (at.live) load_raw<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
+          if (at.live) load_codes<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
         }
       }
     }

@@ -2,6 +2,7 @@
 // segment.cuh).
 #include "runs.cuh"
 #include "../../../templates/device/quant/codebook.cuh"
+#include "../../../templates/device/quant/strided.cuh"
 
 __device__ __forceinline__ uint32_t thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
@@ -26,6 +27,52 @@ extern "C" __global__ void narrow_u2_words(const float* in, uint8_t* codes, floa
 extern "C" __global__ void narrow_u3(const float* in, uint8_t* codes, float* out) { there_and_back<u3, 8>(in, codes, out); }
 extern "C" __global__ void narrow_u3_halves(const float* in, uint8_t* codes, float* out) { there_and_back<u3, 16>(in, codes, out); }
 extern "C" __global__ void narrow_u3_words(const float* in, uint8_t* codes, float* out) { there_and_back<u3, 32>(in, codes, out); }
+
+extern "C" __global__ void narrow_strided_u4(const float* in, uint8_t* codes, float* out) { there_and_back<Strided<u4x2>, 4>(in, codes, out); }
+extern "C" __global__ void narrow_strided_u2(const float* in, uint8_t* codes, float* out) { there_and_back<Strided<u2x4>, 8>(in, codes, out); }
+
+// Eight bytes taken apart, a code a byte, and put together again.
+template <typename T>
+__device__ __forceinline__ void apart_and_back(const uint8_t* in, uint8_t* codes, uint8_t* bytes) {
+  Vec<T, 8> whole, joined;
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) whole.e[i].bits = in[8 * thread() + i];
+#pragma unroll
+  for (uint32_t place = 0; place < kPlacesEach<T>; ++place) {
+    Vec<T, 8> kept = whole;
+    keep_codes(kept, place);
+    join_codes(joined, kept, place);
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) codes[(kPlacesEach<T> * thread() + place) * 8 + i] = kept.e[i].bits;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) bytes[8 * thread() + i] = joined.e[i].bits;
+}
+extern "C" __global__ void narrow_apart_u4(const uint8_t* in, uint8_t* codes, uint8_t* bytes) { apart_and_back<Strided<u4x2>>(in, codes, bytes); }
+extern "C" __global__ void narrow_apart_u2(const uint8_t* in, uint8_t* codes, uint8_t* bytes) { apart_and_back<Strided<u2x4>>(in, codes, bytes); }
+
+// Rows of 40 numbers, one a thread: the bytes of each, a lane's chunks of 4 joined, and what its codes are.
+extern "C" __global__ void narrow_strided_rows(const float* in, uint8_t* codes, float* out) {
+  using S = Run<Strided<u4x2>, f16, Recipe::amax, true, 1, kDims, 0, 4>;
+  const PageRef page = {codes, nullptr, nullptr, kU32Max, Fault::none, true};
+  const uint32_t row = threadIdx.x, token = row / kHeads, head = row % kHeads;
+  const auto make = [&](Raw<Strided<u4x2>, 4>& raw, uint32_t c) {
+    float x[4];
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) x[i] = in[row * kDims + 4 * c + i];
+    raw.words[0] = encode(Strided<u4x2>{}, x);
+  };
+  store_chunks<S, 1, 4, 10, 10>(page, token, head, 0, 0, [](uint32_t) { return true; }, make);
+#pragma unroll
+  for (uint32_t c = 0; c < 10; ++c) {
+    Raw<Strided<u4x2>, 4> raw;
+    float x[4];
+    load_codes<S, 4>(raw, page, token, head, 4 * c);
+    decode(Strided<u4x2>{}, x, raw.words[0]);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) out[row * kDims + 4 * c + i] = x[i];
+  }
+}
 
 // Three words as numbers of 24 bits and back; their fields of 3 bits.
 extern "C" __global__ void narrow_bits(const uint32_t* in, uint32_t* numbers, uint32_t* words, float* fields) {

@@ -137,7 +137,7 @@ def lmdeploy_int8(s: Sizes) -> Engine:
 
 
 def lmdeploy_int4(s: Sizes) -> Engine:
-    """The shapes only: the address of a byte is lmdeploy's, the nibble in it is not (element i sits beside i + D / 2)."""
+    """The same with two elements a byte: i in the low nibble, i + D / 2 in the high one."""
     return _lmdeploy(s, 4)
 
 
@@ -156,7 +156,7 @@ def _lmdeploy(s: Sizes, bits: int) -> Engine:
 
     def value(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
         row = (layer * s.n + p) * whole + starts["v_pool" if kv else "k_pool"] + (t * s.h + h) * width
-        return row + d if bits == 8 else 2 * row + d
+        return row + d if bits == 8 else 2 * (row + d % width) + d // width
 
     def scales(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
         return (layer * s.n + p) * whole + starts["v_scales" if kv else "k_scales"] + (t * s.h + h) * 4
