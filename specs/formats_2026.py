@@ -31,6 +31,10 @@ SETS: dict[str, tuple[Paged, list[Any]]] = {
         presets.vllm_turboquant(**HEADS, kv_cache_dtype="turboquant_3bit_nc"),
         [*CODED, ops.Gather()],
     ),
+    "lmdeploy_turboquant": (
+        presets.lmdeploy_turboquant(**HEADS),
+        [ops.Append(hadamard="qkv"), ops.Decode(), ops.AttentionOutput(hadamard=True)],
+    ),
     "int8_per_token_head": (
         presets.vllm_packed(**HEADS, kv_cache_dtype="int8_per_token_head"),
         [ops.Append(rows="slots"), ops.Decode()],

@@ -25,6 +25,7 @@ _RECIPES: Final = {
     "min": "least",
     "norm": "norm",
     "unit": "unit",
+    "signs": "signs",
     "max": "nvfp4_max",
     "global": "nvfp4_global",
 }
@@ -92,7 +93,7 @@ class ScaleContext:
 @dataclass(frozen=True)
 class BookContext:
     """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude. Where
-    readers correct norms, 2^23 units of squares and the root of a unit, as `norm`.
+    readers correct norms, 2^23 units of squares and the root of a unit, as `norm`. `signs`: codes have a sign's bit above.
     """
 
     struct: str
@@ -101,6 +102,7 @@ class BookContext:
     middles: tuple[str, ...]
     largest: str
     norm: tuple[str, ...] = ()
+    signs: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,10 @@ def books(cache: Cache) -> tuple[BookContext, ...]:
             largest = max(map(abs, values))
             codes, between = (tuple(map(float_literal, v)) for v in (values, middles))
             norm = tuple(map(float_literal, _square_units(largest))) if quant.norm_correction else ()
-            found.append(BookContext(context.struct, context.title, codes, between, float_literal(largest), norm))
+            signs = quant.recipe == "signs"
+            found.append(
+                BookContext(context.struct, context.title, codes, between, float_literal(largest), norm, signs)
+            )
     return tuple(found)
 
 

@@ -134,9 +134,9 @@ def choose(
     """
     x = _single(x)
     with np.errstate(all="ignore"):
-        if recipe in ("norm", "unit"):
+        if recipe in ("norm", "unit", "signs"):
             assert codebook is not None
-            return _norms(x, recipe, scale_dtype, codebook), None
+            return _norms(x, recipe, scale_dtype, codebook)
         if recipe == "min":
             return _from_least(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         if zero:
@@ -182,20 +182,20 @@ def norms(x: Array) -> Singles:
         return _single(np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=-1)))
 
 
-def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float]) -> Array:
-    """Norms, with "unit" over those of what the codes of x / norm stand for."""
-    norm = norms(x)
+def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float]) -> tuple[Array, Array | None]:
+    """Norms, with "unit" over those of what the codes of x / norm stand for; with "signs" the root mean squares of what these
+    leave of x / norm, in f32."""
+    norm, book = norms(x), np.asarray(codebook, np.float32)
     if recipe == "norm":
-        return round_to(norm, scale_dtype)
-    of_codes = norms(np.asarray(codebook, np.float32)[_nearest_under(x, norm, codebook)])
-    return round_to(np.where(of_codes == 0, np.float32(0), norm / of_codes), scale_dtype)
-
-
-def _nearest_under(x: Singles, norm: Singles, codebook: Sequence[float]) -> Bytes:
-    """The codes of blocks divided by their norms; where these are 0, that of 0."""
+        return round_to(norm, scale_dtype), None
     with np.errstate(all="ignore"):
-        quotient = x / norm[..., None]
-    return _nearest(np.where(norm[..., None] == 0, np.float32(0), quotient), codebook)
+        direction = np.where(norm[..., None] == 0, np.float32(0), x / norm[..., None])
+    stand_for = book[_nearest(direction, codebook)]
+    if recipe == "signs":
+        left = (direction - stand_for).astype(np.float64)
+        return round_to(norm, scale_dtype), round_to(_single(np.sqrt((left**2).mean(axis=-1))), scale_dtype)
+    of_codes = norms(stand_for)
+    return round_to(np.where(of_codes == 0, np.float32(0), norm / of_codes), scale_dtype), None
 
 
 def corrected(norm: Array, codes: Bytes, codebook: Sequence[float]) -> Singles:
@@ -247,10 +247,15 @@ def quantize(
     with np.errstate(all="ignore"):
         divisor = _divisor(scale, global_scale if recipe == "global" else None)[..., None]
         code = (x - _single(zero)[..., None] if recipe == "min" and zero is not None else x) / divisor
-        if zero is not None and recipe != "min":
+        if zero is not None and recipe not in ("min", "signs"):
             code = code + _single(zero)[..., None]
     if codebook is not None:
-        return _nearest(np.where(divisor == 0, np.float32(0), code), codebook)
+        direction = np.where(divisor == 0, np.float32(0), code)
+        nearest = _nearest(direction, codebook)
+        if recipe == "signs":
+            above = direction >= np.asarray(codebook, np.float32)[nearest]
+            return np.where(above, nearest + len(codebook), nearest).astype(np.uint8)
+        return nearest
     return cast(np.where(divisor == 0, np.float32(0), code), code_dtype(dtype, zero is not None))
 
 
@@ -267,16 +272,18 @@ def dequantize(
 ) -> Array:
     """The values of codes `[..., block]` with scale and zero `[...]`, as an array of `out_dtype`.
 
-    (code - zero) and its product with the scale are rounded to f32 each, with "min" the product and its sum with what stands
-    in the zero's place; "max" rounds the product to e4m3, "global" to f32
-    once before and once after the global scale; the result is rounded to `out_dtype`.
+    (code - zero) and its product with the scale are rounded to f32 each, with "signs" the sum of what the code stands for and
+    what is in the zero's place, with "min" the product and its sum with what stands there; "max" rounds the product to e4m3,
+    "global" to f32 once before and once after the global scale; the result is rounded to `out_dtype`.
     """
     if codebook is None:
         code = _single(values(codes, code_dtype(dtype, zero is not None)))
     else:
-        code = np.asarray(codebook, np.float32)[codes]
+        code = np.asarray(codebook, np.float32)[codes % len(codebook)]
     with np.errstate(all="ignore"):
-        if zero is not None and recipe != "min":
+        if zero is not None and codebook is not None:  # "signs"
+            code = code + np.where(codes >= len(codebook), _single(zero)[..., None], -_single(zero)[..., None])
+        elif zero is not None and recipe != "min":
             code = code - _single(zero)[..., None]
         if scale is not None:
             code = code * _single(scale)[..., None]

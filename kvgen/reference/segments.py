@@ -147,7 +147,8 @@ class Coded:
             if zero is not None:
                 assert at_zero is not None
                 at_zero[:] = zero
-        divisor = self._blocks_norms(x) if quant.recipe == "unit" or quant.norm_correction else scale
+        unrounded = quant.recipe in ("unit", "signs") or quant.norm_correction
+        divisor = self._blocks_norms(x) if unrounded else scale
         codes = quantize(
             x[..., None],
             self._spread(divisor),

@@ -14,7 +14,7 @@ from kvgen.layout.storage import Storage
 from kvgen.spec.build_storage import storage_of
 from kvgen.spec.cache_fields import CacheFields, HeadDim, Layout
 from kvgen.spec.layout_rules import check_layout
-from kvgen.spec.quant import Block, Quant
+from kvgen.spec.quant import NORMS, Block, Quant
 from kvgen.spec.tables import Dense, IndexName, Ring, Table
 
 # Elements of a block whose norm readers correct: squares of 22 bits add up in 32.
@@ -153,7 +153,7 @@ class Cache(CacheFields):
             raise ValueError(
                 f"{field}: got block.head={heads} and block.dim={dims}; a block is part of one head, or whole rows of several"
             )
-        if quant.recipe in ("norm", "unit") and dims is not None and whole % dims:
+        if quant.recipe in NORMS and dims is not None and whole % dims:
             raise ValueError(
                 f"{field}: got block.dim={dims} with recipe={quant.recipe!r} for rows of {whole}; norms are of whole blocks; use "
                 "one of its divisors"

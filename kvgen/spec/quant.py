@@ -16,7 +16,9 @@ from kvgen.spec.base import Spec
 
 CodeName = Literal["e4m3", "e5m2", "i8", "i4", "i3", "i2", "e2m1"]
 ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
-Recipe = Literal["amax", "pow2", "min", "norm", "unit", "max", "global"]
+Recipe = Literal["amax", "pow2", "min", "norm", "unit", "signs", "max", "global"]
+# Scales that are norms of blocks.
+NORMS: Final = ("norm", "unit", "signs")
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
 _POWERS: Final = ("e4m3", "e5m2", "e2m1")
@@ -70,17 +72,18 @@ class Quant(Spec):
     """
     zero: bool = False
     """True: a block has a zero point beside its scale, and codes are unsigned (integer codes only); values are
-    (code - zero) * scale, with recipe "min" code * scale + zero.
+    (code - zero) * scale, with recipe "min" code * scale + zero, with "signs" (codebook[code] +- zero) * scale.
     """
     recipe: Recipe = "amax"
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
     "norm", of a codebook's codes, the block's Euclidean norm; "unit", the same over the norm of what its codes stand for;
-    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "max" and "global",
-    the two nvfp4 recipes (docs/quantization.md).
+    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "signs", with `zero` and
+    a codebook, the norm, in the zero point's place the root mean square of what the codebook leaves, whose sign is a code's
+    highest bit; "max" and "global", the two nvfp4 recipes (docs/quantization.md).
     """
     codebook: tuple[float, ...] | None = None
-    """What the codes 0, 1, ... stand for, ascending: 16 numbers for "i4", 8 for "i3", 4 for "i2", such as
-    `kvgen.spec.codebooks.lloyd_max` gives. None: codes are numbers.
+    """What the codes 0, 1, ... stand for, ascending: 16 numbers for "i4", 8 for "i3", 4 for "i2", half as many with recipe
+    "signs", such as `kvgen.spec.codebooks.lloyd_max` gives. None: codes are numbers.
     """
     norm_correction: bool = False
     """True, with recipe "norm": readers multiply what codes stand for by the norm over its own norm, so that values have the
@@ -178,8 +181,9 @@ class Quant(Spec):
             raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
         if pow2 and (self.scale_dtype not in ("f32", "e8m0") or self.dtype not in _POWERS):
             raise ValueError(f"{got}; powers of two are for e4m3, e5m2 and e2m1 with f32 or e8m0 scales")
-        if self.recipe == "min" and not self.zero:
-            raise ValueError(f"{got}; least values stand in the place of zero points; give zero=True")
+        if self.recipe in ("min", "signs") and not self.zero:
+            what = "least values stand" if self.recipe == "min" else "root mean squares of what is left stand"
+            raise ValueError(f"{got}; {what} in the place of zero points; give zero=True")
         if self.zero and self.dtype not in _UNSIGNED:
             raise ValueError(
                 f"zero: got True with dtype={self.dtype!r}; only i8, i4, i3 and i2 codes have a zero point"
@@ -195,7 +199,7 @@ class Quant(Spec):
             raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
 
     def _check_codebook(self) -> None:
-        book, norms = self.codebook, self.recipe in ("norm", "unit")
+        book, norms, signs = self.codebook, self.recipe in NORMS, self.recipe == "signs"
         if self.norm_correction and self.recipe != "norm":
             raise ValueError(
                 f"norm_correction: got True with recipe={self.recipe!r}; readers correct norms that are stored: recipe='norm' "
@@ -212,21 +216,24 @@ class Quant(Spec):
                     f"recipe: got {self.recipe!r} without a codebook, whose codes norms scale; give codebook=(...), or use 'amax'"
                 )
             return
-        if self.dtype not in ("i4", "i3", "i2") or self.zero or self.scale == "given" or self.residual is not None:
+        given = self.scale == "given" or self.residual is not None
+        if self.dtype not in ("i4", "i3", "i2") or self.zero != signs or given:
             others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
             raise ValueError(
-                f"codebook: got one with {others}; its codes are 'i4', 'i3' or 'i2' with computed scales, without zero and "
-                "residual"
+                f"codebook: got one with {others}; its codes are 'i4', 'i3' or 'i2' with computed scales, without residual, and "
+                "with zero only where recipe='signs'"
             )
-        if self.recipe not in ("amax", "norm", "unit"):
+        if self.recipe not in ("amax", *NORMS):
             raise ValueError(
-                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm' or 'unit'"
+                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm', 'unit' or "
+                "'signs'"
             )
-        bits = self.codes.bits
+        bits = self.codes.bits - signs
         if len(book) != 2**bits or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
             raise ValueError(
-                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of {bits} bits stand for "
-                f"{2**bits} numbers, ascending and finite; sort them, or use lloyd_max({bits}, dim)"
+                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of {bits} bits"
+                f"{' beside a sign' if signs else ''} stand for {2**bits} numbers, ascending and finite; sort them, or use "
+                f"lloyd_max({bits}, dim)"
             )
 
     def _check_packing(self) -> None:

@@ -56,6 +56,25 @@ def _strided(dtype: str, arrays: Arrays) -> dict[str, Wanted]:
     return {"codes": exact(codes), "out": floats(codes.astype(np.float32))}
 
 
+def _signs_inputs(each: int) -> dict[str, Array]:
+    rng, count = np.random.default_rng(145), THREADS * 8
+    x = np.resize(np.concatenate([BOOK, rng.uniform(-4, 4, 200), [np.nan, np.inf, -np.inf]]), count).astype(np.float32)
+    scales = rng.uniform(0, 2, (THREADS, 4)).astype(np.float32)
+    scales[3], scales[4] = np.nan, 0
+    outs = {"codes": np.zeros(count // each, np.uint8), "out": np.zeros(count, np.uint32)}
+    return {"in": pattern(x), "scales": pattern(scales.reshape(-1)), **outs}
+
+
+def _signs(each: int, arrays: Arrays) -> dict[str, Wanted]:
+    x, scales = arrays["in"].view(np.float32).reshape(-1, 4), arrays["scales"].view(np.float32).reshape(-1, 2, 2)
+    scale, left = (scales[:, i].reshape(-1) for i in (0, 1))
+    ones = np.ones_like(scale)
+    codes = quant.quantize(x, ones, left, "i4", "signs", codebook=BOOK)
+    values = quant.dequantize(codes, scale, left, "i4", "signs", codebook=BOOK)
+    stored = quant.pack_codes(codes, 4) if each == 2 else codes
+    return {"codes": exact(stored.reshape(-1)), "out": floats(values.reshape(-1))}
+
+
 def _strided_rows_inputs() -> dict[str, Array]:
     x = np.random.default_rng(144).integers(-2, 18, TOKENS * HEADS * DIMS).astype(np.float32)
     return {"in": pattern(x), "codes": np.zeros(x.size // 2, np.uint8), "out": np.zeros(x.size, np.uint32)}
@@ -146,6 +165,10 @@ def probes() -> list[Probe]:
     found += [
         Probe(f"library_{k}", UNIT, k, partial(_apart_inputs, b), partial(_apart, b), 128, (2, 1, 1))
         for k, b in (("narrow_apart_u4", 4), ("narrow_apart_u2", 2))
+    ]
+    found += [
+        Probe(f"library_{k}", UNIT, k, partial(_signs_inputs, n), partial(_signs, n), 128, (2, 1, 1))
+        for k, n in (("narrow_signs", 2), ("narrow_signs_strided", 1))
     ]
     rows = (_strided_rows_inputs, _strided_rows, TOKENS * HEADS, (1, 1, 1))
     found.append(Probe("library_narrow_strided_rows", UNIT, "narrow_strided_rows", *rows))

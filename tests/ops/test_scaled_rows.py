@@ -62,14 +62,8 @@ UNLIKE: Final = paged(
 TURNED: Final = presets.vllm_turboquant(
     dtype="bf16", kv_heads=2, head_dim=32, page_size=16, kv_cache_dtype="turboquant_3bit_nc"
 )
-# Codes of a byte that are 16 and 8 dims apart, as lmdeploy has them, in a row of 16 + 4 + 8 + 2 bytes.
-STRIDED: Final = paged(
-    layout=Layout(kv="page layer token head kv dim"),
-    k_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided", place="row"),
-    v_quant=Quant(
-        dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 32), recipe="norm", packing="strided", place="row"
-    ),
-)
+# lmdeploy's quant_policy 42: codes of a byte that are 16 and 8 dims apart, signs above those of K.
+STRIDED: Final = presets.lmdeploy_turboquant(dtype="f16", kv_heads=2, head_dim=32, page_size=16)
 SETS: Final = {
     "narrow": decoded("narrow", TURNED).model_copy(
         update={"ops": (*decoded("narrow", TURNED).ops, ops.Append(name="append_turned", hadamard="qk"))}
@@ -103,7 +97,7 @@ if CAMPAIGN:
             v_quant=Quant(dtype="i2", scale_dtype="f16", zero=True),
         ),
     )
-    corrected = {"recipe": "norm", "norm_correction": True}
+    corrected, signs = {"recipe": "norm", "norm_correction": True}, {"recipe": "signs"}
     SETS["few_groups"] = decoded(
         "few_groups",
         paged(
@@ -112,6 +106,31 @@ if CAMPAIGN:
             v_quant=Quant(
                 dtype="i3", scale_dtype="bf16", codebook=lloyd_max(3, 64), block=Block(head=None), **corrected
             ),
+        ),
+    )
+    # Signs above few codes, of groups of dims and of all heads.
+    SETS["signs"] = decoded(
+        "signs",
+        paged(
+            layout=APART,
+            k_quant=Quant(
+                dtype="i3", scale_dtype="f32", zero=True, block=Block(dim=16), codebook=lloyd_max(2, 16), **signs
+            ),
+            v_quant=Quant(
+                dtype="i2", scale_dtype="bf16", zero=True, block=Block(head=None), codebook=lloyd_max(1, 64), **signs
+            ),
+        ),
+    )
+    # lmdeploy's int4 in rows, of f32.
+    SETS["strided_rows"] = decoded(
+        "strided_rows",
+        Paged(
+            dtype="f32",
+            kv_heads=2,
+            head_dim=40,
+            page_size=4,
+            layout=Layout(kv="page layer token head kv dim"),
+            quant=Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided", place="row"),
         ),
     )
     SETS["turned"] = rows("turned", TURNED, ops.Extend())

@@ -151,3 +151,41 @@ def test_codes_lie_from_the_lowest_bit_up(bits: int) -> None:
     whole = [int.from_bytes(row.tobytes(), "little") for row in packed]
     assert whole == [sum(int(c) << i * bits for i, c in enumerate(row)) for row in codes]
     np.testing.assert_array_equal(quant.unpack_codes(packed, bits), codes)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_strided_codes_are_a_rows_bytes_apart(bits: int) -> None:
+    codes = np.random.default_rng(bits).integers(0, 2**bits, (5, 24)).astype(np.uint8)
+    packed, width = quant.pack_codes(codes, bits, strided=True), 24 * bits // 8
+    for row, byte in zip(codes, packed, strict=True):
+        assert [int(b) for b in byte] == [
+            sum(int(row[i + width * n]) << bits * n for n in range(8 // bits)) for i in range(width)
+        ]
+    np.testing.assert_array_equal(quant.unpack_codes(packed, bits, strided=True), codes)
+
+
+def test_signs_by_hand() -> None:
+    """u = (0.6, 0.8, 0, 0) of the norm 5 is nearest to (0.5, 1, 0.5, 0.5): the larger of two at 0; what is left is
+    (0.1, -0.2, -0.5, -0.5)."""
+    book, row = (-1.0, -0.5, 0.5, 1.0), np.array([[3, 4, 0, 0]], np.float32)
+    scale, left = quant.choose(row, "i3", "f32", "signs", True, codebook=book)
+    assert left is not None
+    assert scale == [5] and np.isclose(left, [np.sqrt((0.01 + 0.04 + 0.25 + 0.25) / 4)], rtol=1e-6).all()
+    codes = quant.quantize(row, scale, left, "i3", "signs", codebook=book)
+    assert codes.tolist() == [[2 + 4, 3, 2, 2]]
+    values = quant.dequantize(codes, scale, left, "i3", "signs", codebook=book)[0]
+    np.testing.assert_allclose(values, 5 * np.array([0.5 + left[0], 1 - left[0], *[0.5 - left[0]] * 2]), rtol=1e-6)
+
+
+def test_signs_of_zeros_and_of_nan() -> None:
+    """Zeros have the code of 0, whose value is as far from 0 as what is left, and read back as 0; NaN makes all of a row NaN."""
+    book = lloyd_max(3, 64)
+    rows = np.zeros((3, 64), np.float32)
+    rows[1, 5], rows[2, 5] = np.nan, np.inf
+    scale, left = quant.choose(rows, "i4", "f16", "signs", True, codebook=book)
+    assert left is not None and scale[0] == 0 and left[0] == np.float16(book[4])
+    norm = quant.norms(rows)
+    codes = quant.quantize(rows, norm, left, "i4", "signs", codebook=book)
+    assert (codes[0] == 4).all() and codes[1, 5] == 0
+    values = quant.dequantize(codes, scale, left, "i4", "signs", codebook=book)
+    assert (values[0] == 0).all() and np.isnan(values[1:]).all()

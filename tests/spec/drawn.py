@@ -103,6 +103,7 @@ def draw_narrow(draw: st.DrawFn, bits: int) -> dict[str, Any]:
                 book,
                 {**book, "recipe": "unit"},
                 {**book, "recipe": "norm", "norm_correction": True},
+                {"codebook": lloyd_max(bits - 1, 8), "recipe": "signs", "zero": True},
             ]
         )
     )

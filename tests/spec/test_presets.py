@@ -175,6 +175,7 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "flashmla_fp8": ("e4m3", "f32", "computed", "pow2", "row"),
     "lmdeploy_int4": ("u4", "f16", "computed", "amax", "pool"),
     "lmdeploy_int8": ("u8", "f16", "computed", "amax", "pool"),
+    "lmdeploy_turboquant": ("u4", "f16", "computed", "signs", "pool"),
     "max_indexer": ("e4m3", "f32", "computed", "amax", "pool"),
     "max_mla_fp8": ("e4m3", "f32", "computed", "amax", "pool"),
     "max_nvfp4": ("e2m1", "e4m3", "computed", "max", "pool"),
@@ -241,7 +242,11 @@ def test_quantizations(name: str) -> None:
         if quant is not None:
             values = quant.recipe == "min"  # of V, whose codes are no centroids
             turbo = name.startswith("vllm_turboquant") and (quant == Quant(dtype="e4m3") or values)
+            turbo = turbo or (
+                name == "lmdeploy_turboquant" and named(quant) == ("u2", "f16", "computed", "norm", "pool")
+            )
             assert named(quant) == QUANTS[name] or turbo
+            assert quant.strided == name.startswith(("lmdeploy_int4", "lmdeploy_turbo"))
             assert quant.norm_correction == (name.startswith("vllm_turboquant_") and not values)
     for role, segments in cache.storage.roles.items():
         scales = segments[0].scales

@@ -48,7 +48,7 @@ CASES: list[Case] = [
     (
         fp8,
         {"recipe": "mean"},
-        "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'norm', 'unit', 'max' or 'global'",
+        "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'norm', 'unit', 'signs', 'max' or 'global'",
     ),
     (fp8, {"place": "block"}, "Quant.place: got 'block'; input should be 'pool', 'page' or 'row'"),
     (fp8, {"order": "tiled"}, "Quant.order: got 'tiled'; input should be 'linear' or 'swizzled'"),
@@ -75,6 +75,18 @@ CASES: list[Case] = [
         int4,
         {"recipe": "min"},
         "recipe: got 'min' with dtype='i4' and scale_dtype='f16'; least values stand in the place of",
+    ),
+    (
+        int4,
+        {"recipe": "signs", "codebook": BOOK[:8]},
+        "recipe: got 'signs' with dtype='i4' and scale_dtype='f16'; root mean squares of what is left stand in the place of zero",
+    ),
+    (int4, {"recipe": "signs", "zero": True}, "recipe: got 'signs' without a codebook, whose codes norms scale"),
+    (
+        int4,
+        {"recipe": "signs", "zero": True, "codebook": BOOK},
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits beside a sign stand for 8 numbers, ascending and finite; sort "
+        "them, or use lloyd_max(3, dim)",
     ),
     (int4, {"recipe": "norm"}, "recipe: got 'norm' without a codebook, whose codes norms scale; give codebook=(...)"),
     (

@@ -193,7 +193,9 @@ if "KVGEN_FAMILY" in os.environ:
             head_dim=40,
             page_size=8,
             layout=_APART,
-            k_quant=Quant(dtype="i4", scale_dtype="f32", zero=True, packing="strided"),
+            k_quant=Quant(
+                dtype="i4", scale_dtype="f32", zero=True, packing="strided", recipe="signs", codebook=lloyd_max(3, 40)
+            ),
             v_quant=Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 40), recipe="unit", packing="strided"),
         ),
     }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+import struct
+from typing import Final, Literal
 
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
+
+# Magnitudes of the centroids of N(0, 1) of lmdeploy, after 10 rounds of its solver: within 0.001 of `lloyd_max`.
+_OF_3_BITS: Final = (0.2450942, 0.7560052, 1.3439093, 2.1519456)
+_OF_2_BITS: Final = (0.4527808, 1.5104176)
 
 
 def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
@@ -34,6 +40,32 @@ def lmdeploy_int4(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int
     """
     codes = Quant(dtype="i4", scale_dtype=dtype, zero=True, packing="strided")
     return _lmdeploy(dtype, kv_heads, head_dim, page_size, codes)
+
+
+def lmdeploy_turboquant(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
+    """lmdeploy's PyTorch engine with quant_policy 42 (its pull request 4510, 2026): 4 bits of K, 2 of V, under norms.
+
+    K u8 `[N, P, H, D/2]` and V u8 `[N, P, H, D/4]`, scales `[N, P, H, 2]` (norm, root mean square of what the centroids leave
+    of K / norm) and `[N, P, H, 1]` (norm), all in blocks with strides, table and lengths as `lmdeploy_int8`. Byte i of K
+    has elements i and i + D/2, each three bits of a centroid and above them the sign of what it leaves; byte i of V has i,
+    i + D/4, i + D/2 and i + 3D/4. D is a power of two, and K, V and q are turned by the Hadamard transform: store them with
+    `Append(hadamard="qkv")`, and turn the output back, `AttentionOutput(hadamard=True)`. Readers make the same of the bytes;
+    lmdeploy's writer adds 1e-8 to the squares of a row, also of what is left, takes the lower of two centroids at a tie, and
+    divides V by its norm before that is rounded. Source: lmdeploy/pytorch/kernels/cuda/turbo_quant.py; fill_kv_cache.py,
+    _fill_page_quant_turbo_qjl4 and _fill_page_quant_turbo_int2; flatten_kv_cache.py; pagedattention.py.
+    """
+    keys = Quant(
+        dtype="i4",
+        scale_dtype=dtype,
+        zero=True,
+        recipe="signs",
+        codebook=_centroids(_OF_3_BITS, head_dim),
+        packing="strided",
+    )
+    values = Quant(
+        dtype="i2", scale_dtype=dtype, recipe="norm", codebook=_centroids(_OF_2_BITS, head_dim), packing="strided"
+    )
+    return _lmdeploy(dtype, kv_heads, head_dim, page_size, keys, values)
 
 
 def kivi(
@@ -67,6 +99,19 @@ def kivi(
         k_quant=Quant(dtype=codes, scale_dtype=dtype, block=keys, zero=True, residual=group_size),
         v_quant=Quant(dtype=codes, scale_dtype=dtype, block=Block(dim=group_size), zero=True),
     )
+
+
+def _centroids(magnitudes: tuple[float, ...], head_dim: int) -> tuple[float, ...]:
+    """lmdeploy's centroids, each an f32 times 1 / sqrt(head_dim), rounded to f32 as PyTorch does."""
+    deviation = _single(1 / math.sqrt(head_dim))
+    found = [_single(_single(m) * deviation) for m in magnitudes]
+    return (*(-m for m in reversed(found)), *found)
+
+
+def _single(x: float) -> float:
+    """The f32 nearest to x."""
+    found: float = struct.unpack("f", struct.pack("f", x))[0]
+    return found
 
 
 def _lmdeploy(

@@ -14,6 +14,7 @@ enum class Recipe : uint32_t {
   norm,          // the block's Euclidean norm, of codes of a codebook
   norm_corrected,  // the same, which readers divide by the norm of what the codes stand for
   unit,          // the norm over that of what the codes stand for
+  signs,         // the norm, and the root mean square of what the codes leave in the zero point's place; their highest bit is its sign
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -29,7 +30,7 @@ constexpr bool kComputes = S::kRecipe != Recipe::none && S::kRecipe != Recipe::g
 
 // Whether scales are norms.
 template <typename S>
-constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::norm_corrected || S::kRecipe == Recipe::unit;
+constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::norm_corrected || S::kRecipe == Recipe::unit || S::kRecipe == Recipe::signs;
 
 // Whether readers need all codes of a block to read one of them, and whether a block is a row.
 template <typename S>
@@ -179,6 +180,8 @@ __device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored
       dequantize_global(x, stored.raw, scale, global);
     } else if constexpr (S::kRecipe == Recipe::least) {
       dequantize_from_least<Element>(x, stored.raw, scale, zero);
+    } else if constexpr (S::kRecipe == Recipe::signs) {
+      dequantize_signs(Element{}, x, stored.raw, scale, zero);
     } else if constexpr (S::kZero) {
       dequantize<Element>(x, stored.raw, scale, zero);
     } else {
@@ -360,14 +363,14 @@ __device__ __forceinline__ void store_chunks(const Page& page, uint32_t token, u
 }
 
 // store_codes of a block under its norm, which divides before it is rounded where codes alone give the direction. "unit" knows its
-// scale once it has the codes.
+// scale once it has the codes, and "signs" what these leave.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
 __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                                        uint32_t mask, const Read& read, const Keep& keep) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
   const auto live = [](uint32_t element) { return element < S::kBlockHeads * S::kBlockDims; };
-  double squares = 0.0, of_codes = 0.0;
+  double squares = 0.0, of_codes = 0.0;  // or of what they leave
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
     if (!live((c * kLanes + lane) * kWidth)) continue;
@@ -381,13 +384,20 @@ __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_
   store_chunks<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, live, [&](Raw<Element, kWidth>& raw, uint32_t c) {
     float x[kWidth];
     read(x, c);
-    quantize<Element>(raw, x, divisor);
-    unpack<Element>(x, raw);
-    of_codes += squares_of(x);
+    divide(x, divisor);
+    pack<Element>(raw, x);
+    float values[kWidth];
+    unpack<Element>(values, raw);
+#pragma unroll
+    for (uint32_t i = 0; S::kRecipe == Recipe::signs && i < kWidth; ++i) values[i] = __fsub_rn(x[i], values[i]);
+    of_codes += squares_of(values);
   });
   if constexpr (S::kRecipe == Recipe::unit) {
     const float of_all = norm_of(reduce_sum<kLanes>(of_codes, mask));
     if (lane == 0) keep(unit_scale<Scale>(norm, of_all), Scale{});
+  } else if constexpr (S::kRecipe == Recipe::signs) {
+    const float left = norm_of(reduce_sum<kLanes>(of_codes, mask) / (S::kBlockHeads * S::kBlockDims));
+    if (lane == 0) keep(rounded, from_f32<Scale>(left));
   } else {
     if (lane == 0) keep(rounded, Scale{});
   }

@@ -61,6 +61,8 @@ __device__ __forceinline__ void dequantize_in_block(float (&x)[N], const Raw<typ
     dequantize_global(x, raw, of.scale, global);
   } else if constexpr (S::kRecipe == Recipe::least) {
     dequantize_from_least<typename S::Element>(x, raw, of.scale, of.zero);
+  } else if constexpr (S::kRecipe == Recipe::signs) {
+    dequantize_signs(typename S::Element{}, x, raw, of.scale, of.zero);
   } else if constexpr (S::kZero) {
     dequantize<typename S::Element>(x, raw, of.scale, of.zero);
   } else {

@@ -100,6 +100,40 @@ struct Book {
     return code;
   }
 };
+// The same numbers with a sign above.
+struct SignBook : Book {
+  __device__ static float value(uint32_t code) { return kBookValues[code % 8]; }
+  __device__ static uint32_t code_of(float x) {
+    const uint32_t code = Book::code_of(x);
+    return x >= value(code) ? code + 8 : code;
+  }
+};
+// Eight numbers a thread to such codes and back, of which four have one scale and left each; T's bytes.
+template <typename T>
+__device__ __forceinline__ void signs_and_back(const float* in, const float* scales, uint8_t* codes, float* out) {
+  float x[8], scale[2], left[2];
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) x[i] = in[8 * thread() + i];
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    scale[i] = scales[4 * thread() + i];
+    left[i] = scales[4 * thread() + 2 + i];
+  }
+  Raw<T, 8> raw;
+  pack<T>(raw, x);
+#pragma unroll
+  for (uint32_t i = 0; i < sizeof(raw); ++i) codes[sizeof(raw) * thread() + i] = raw.e[i].bits;
+  dequantize_signs(T{}, x, raw, scale, left);
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) out[8 * thread() + i] = x[i];
+}
+extern "C" __global__ void narrow_signs(const float* in, const float* scales, uint8_t* codes, float* out) {
+  signs_and_back<Coded<u4x2, SignBook>>(in, scales, codes, out);
+}
+extern "C" __global__ void narrow_signs_strided(const float* in, const float* scales, uint8_t* codes, float* out) {
+  signs_and_back<Coded<Strided<u4x2>, SignBook>>(in, scales, codes, out);
+}
+
 struct Cache {};
 using Row = Run<Coded<u3, Book>, f16, Recipe::norm_corrected, false, 1, 40>;
 using Parts = Run<Coded<u3, Book>, f16, Recipe::norm_corrected, false, 1, 8>;
