@@ -22,7 +22,9 @@ CACHES: Final = {
     "turboquant": presets.lmdeploy_turboquant(**SIZES),
 }
 SETS: Final = {
-    name: KernelSet(name=f"lmdeploy_{name}", q_heads=8, cache=c, ops=(ops.Append(), ops.Gather()), arch=("sm_90a",))
+    name: KernelSet(
+        name=f"lmdeploy_bytes_{name}", q_heads=8, cache=c, ops=(ops.Append(), ops.Gather()), arch=("sm_90a",)
+    )
     for name, c in CACHES.items()
 }
 # turbo_quant.py, get_lloyd_max_codebook: centroids and boundaries at sigma = 1, each times sigma in f32.

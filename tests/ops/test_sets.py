@@ -82,6 +82,8 @@ def test_gather_meets_every_way_to_store() -> None:
         "max",
         "global",
         "min",
+        "norm",
+        "signs",
     }
     assert {q.own_table for q in quants} == {q.zero for q in quants} == {True, False}
     assert any(q.residual for q in quants) and {c.layout.layers for c in caches} == {"axis", "pointers"}

@@ -43,6 +43,9 @@ ENGINES = {
         ),
         with_operations("kvbm_operational", presets.kvbm_operational(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations("lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL), ("gather",)),
+        with_operations(
+            "lmdeploy_turboquant", presets.lmdeploy_turboquant(dtype="f16", page_size=16, **_SMALL), ("gather",)
+        ),
         with_operations("lmdeploy_int8", presets.lmdeploy_int8(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations(
             "kivi", presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=16), ("gather",)
