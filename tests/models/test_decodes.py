@@ -71,8 +71,8 @@ def test_decode_with_alibi(tmp_path: Path) -> None:
     assert "alibi_slopes" not in models.spec_text(config("falcon_7b"), source="x")
 
 
-def test_latent_rows_are_decoded_where_that_is_possible(tmp_path: Path) -> None:
+def test_latent_rows_are_decoded_whatever_they_are_stored_as(tmp_path: Path) -> None:
     for name in ("deepseek_v2_lite", "deepseek_v3", "kimi_k2"):
-        for stored, possible in {"auto": True, "fp8": True, "fp8_ds_mla": True, "int8": False, "nvfp4": False}.items():
+        for stored in ("auto", "fp8", "fp8_ds_mla", "int8", "nvfp4"):
             found = operations(models.spec_text(config(name), source="x", kv_dtype=stored), tmp_path)
-            assert ("mla_decode" in found) == possible, (name, stored)
+            assert "mla_decode" in found, (name, stored)

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Latent, Quant, presets
 from kvgen.ops import MlaDecode
+from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import offsets_of
+from tests.support.harness import offsets_of, optimized
 from tests.support.latent_records import CODES, INTS, NVFP4, SMALL, footers, inline, whole_rows
 from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of, steps
+from tests.support.memory import aligned
 from tests.support.sets import archs_of
 
 ANY_ROW, WIDENED = "mla_decode_records", "mla_decode_widened"
@@ -109,3 +112,23 @@ def test_which_rows_go_through_it() -> None:
         assert tuple(plan.on(a).template for a in ("sm_80", "sm_90a")) == tuple(f"ops/{n}.cu.j2" for n in names), (
             kernels
         )
+
+
+def test_each_byte_is_read_once() -> None:
+    """Sectors of DeepSeek V4's rows against the fewest, and no bank twice, by the warps that widen and by those that multiply."""
+    kernels, tokens = record_set("traffic", "sm_90a", presets.flashmla_v4(), 64), 1024
+    pages, page = tokens // 64, 37440
+    pool = aligned(pages * page).reshape(pages, page)
+    pool[:] = 0
+    arguments: dict[str, Any] = {
+        "pool": [pool[:, :37376]],
+        "page_table": np.random.default_rng(1).permutation(pages)[None].astype(np.int32),
+        "lengths": np.array([tokens], np.int32),
+    }
+    q, out = np.zeros((1, 64, 512), ml_dtypes.bfloat16), np.zeros((1, 64, 512), ml_dtypes.bfloat16)
+    with optimized(kernels) as generated, machine(arch="sm_90a", mode="check", schedule=7) as log:
+        generated.mla_decode(generated.Cache(**arguments)[0], q=q, out=out)
+    counters = log.launches[-1].counters
+    read = {n.partition("[")[0]: c.load_sectors for n, c in counters.per_buffer.items() if c.load_requests}
+    assert read["pool"] <= 1.02 * tokens * 584 / 32
+    assert not [line for line in counters.lines if line.shared.wavefronts > line.shared.ideal_wavefronts]
