@@ -62,7 +62,7 @@ struct HalfOf {
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
   // Panels of codes in the half; how many scales it has.
   static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
-  static constexpr uint32_t kScales = kCoded * 64 / S::kBlockDims;
+  static constexpr uint32_t kScales = (kCoded * 64 + S::kBlockDims - 1) / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
@@ -91,6 +91,7 @@ struct HalfOf {
       if (panel < Record::kPlainPanel) {
         constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
         constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
+        static_assert(kAccess >= 4, "a load writes whole words");
 #pragma unroll
         for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
       } else {
