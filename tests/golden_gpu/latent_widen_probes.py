@@ -268,8 +268,10 @@ def _places(arrays: Arrays) -> dict[str, Wanted]:
     token, j = np.divmod(np.arange(THREADS), 4)
     rows = arrays["rows"].view(np.uint16).reshape(TOKENS, 128).copy()
     rows[1::3] = 0
-    # Bytes to a token's chunk 2j in its panel; then from a row's first dims to dims 448, 512 and 448 on, and 16j of them.
-    places = [token * 128 + (2 * j ^ token % 8) * 16, 448 + 32 * j, 528 + 32 * j, 448 * 2 + 32 * j]
+    # Of rows that are copied lanes of even tokens begin with chunks 0, 1, 4 and 5, of odd ones with 2, 3, 6 and 7.
+    chunk = np.array([[0, 1, 4, 5], [2, 3, 6, 7]])[token % 2, j]
+    # Bytes to chunk 2j in a panel; from a row's first dims to 16j of those from 448 and from 512 on.
+    places = [token * 128 + (2 * j ^ token % 8) * 16, chunk, 448 + 32 * j, 528 + 32 * j]
     return {
         "places": exact(np.stack(places, axis=1).astype(np.uint32)),
         "copied": exact(panels(rows)),

@@ -196,17 +196,17 @@ extern "C" __global__ void __launch_bounds__(256) latent_widen_powers(const uint
   }
 }
 
-// Where in a panel a lane's dims lie; how far from a row's first dims those without scales, of the last two panels of the second half; then rows
-// of 128 dims to two panels, where every third one is not there; which tokens of a warp are there, of all of their sets.
+// Where in a panel a lane's dims lie; of rows that are copied, its first chunk; how far from a row's first dims those without scales, of the last
+// panels of the second half; then rows of 128 dims to two panels, where every third one is not there; which tokens of a warp are there, of all of their sets.
 extern "C" __global__ void __launch_bounds__(256) latent_widen_places(const uint8_t* rows, uint32_t* places, uint32_t* copied, uint8_t* live) {
   using Narrow = TileOf<bf16, 1, 0>;
   using First = HalfOf<Narrow, 0, Whole<128>>;
   using Second = HalfOf<Narrow, 1, Whole<128>>;
   __shared__ __align__(1024) uint8_t stage[2 * Narrow::kPanelBytes];
   const uint32_t i = threadIdx.x, token = i / 4, j = i % 4;
-  const RowPlace of_codes = {rows + j * 16, nullptr, true, 0}, of_whole = {rows + j * 32, nullptr, true, 0};
-  const uint32_t found[4] = {HalfOf<Short, 0, Tails>::lane_place(), (uint32_t)(HalfOf<Short, 1, Tails>::plain_dims(of_codes, 3) - rows),
-                             (uint32_t)(HalfOf<Long, 1, Integers>::plain_dims(of_codes, 4) - rows), (uint32_t)(HalfOf<Long, 1, Whole<576>>::plain_dims(of_whole, 3) - rows)};
+  const RowPlace of_codes = {rows + j * 16, nullptr, true, 0};
+  const uint32_t found[4] = {HalfOf<Short, 0, Tails>::lane_place(), HalfOf<Long, 0, Whole<576>>::copied_chunk(), (uint32_t)(HalfOf<Short, 1, Tails>::plain_dims(of_codes, 3) - rows),
+                             (uint32_t)(HalfOf<Long, 1, Integers>::plain_dims(of_codes, 4) - rows)};
   for (uint32_t n = 0; n < 4; ++n) places[4 * i + n] = found[n];
   const RowPlace place = {token % 3 == 1 ? nullptr : rows + token * 256 + j * 32, nullptr, token % 3 != 1, 0};
   First::copy_async(stage, place);
