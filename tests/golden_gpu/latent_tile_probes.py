@@ -18,7 +18,7 @@ from tests.golden_gpu.probe import Arrays, Probe, pattern
 
 UNIT: Final = "latent_tile"
 BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
-THREADS, TILE, MOST, POOL, SLACK = 128, 32, 128, 150, 8
+THREADS, TILE, SLACK = 128, 32, 8
 ROWS_OF_COLUMNS: Final = 4
 QK_SCALE: Final = 0.25
 Floats = NDArray[np.float64]
@@ -41,7 +41,8 @@ SPECIAL_SCALES: Final = ((3, 78),)  # token 98
 
 @dataclass(frozen=True)
 class Way:
-    """A kernel: columns, dims of V, of codes, and of RoPE; where scales and RoPE begin in a row, its bytes; scales."""
+    """A kernel: columns, dims of V, of codes, and of RoPE; where scales and RoPE begin in a row, its bytes; scales. Tokens of a
+    tile; whether a token without a row is hidden, or else counts as zeros."""
 
     kernel: str
     cols: int
@@ -52,10 +53,35 @@ class Way:
     rope_at: int
     row: int
     groups: int
+    tile: int = TILE
+    hides: bool = False
 
     @property
     def kind(self) -> Any:
         return E4M3 if self.groups else BF16
+
+    @property
+    def most(self) -> int:
+        """Tokens of a chunk: four tiles."""
+        return 4 * self.tile
+
+    @property
+    def pool(self) -> int:
+        """Rows that there are."""
+        return self.most + 22
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """CHUNKS, of which the first one takes all four tiles, whatever these have."""
+        return tuple(
+            (row, rows, tokens + self.more[n], begin, end + self.more[n])
+            for n, (row, rows, tokens, begin, end) in enumerate(CHUNKS)
+        )
+
+    @property
+    def more(self) -> tuple[int, ...]:
+        """Tokens that a chunk has besides those of CHUNKS, before the others."""
+        return (self.most - 4 * TILE, *[0] * (len(CHUNKS) - 1))
 
     @property
     def beside(self) -> bool:
@@ -73,35 +99,35 @@ WAYS: Final = (
 )
 
 
-def _chunks() -> Array:
+def _chunks(chunks: tuple[tuple[int, ...], ...] = CHUNKS) -> Array:
     rows = [
-        [n, row, rows, tokens, begin, end, 0, 1, 0, 0, 0, 0] for n, (row, rows, tokens, begin, end) in enumerate(CHUNKS)
+        [n, row, rows, tokens, begin, end, 0, 1, 0, 0, 0, 0] for n, (row, rows, tokens, begin, end) in enumerate(chunks)
     ]
     return np.array(rows, np.uint32)
 
 
-def _places(rng: np.random.Generator) -> Array:
+def _places(way: Way, rng: np.random.Generator) -> Array:
     """Rows of the pool that tokens of chunks have; that are no numbers, the last ones of the pool."""
-    found = np.stack([rng.permutation(POOL - 3)[:MOST] for _ in CHUNKS]).astype(np.int32)
+    found = np.stack([rng.permutation(way.pool - 3)[: way.most] for _ in CHUNKS]).astype(np.int32)
     for chunk, n in MISSING:
         found[chunk, n] = -1
     for i, (chunk, n) in enumerate(SPECIAL + SPECIAL_SCALES):
-        found[chunk, n] = POOL - 3 + i
+        found[chunk, way.more[chunk] + n] = way.pool - 3 + i
     return found
 
 
 def attention_inputs(way: Way, seed: int) -> dict[str, Array]:
     """A pool, chunks whose tokens are rows of it, and Q; what the probe writes."""
     rng = np.random.default_rng(seed)
-    places = _places(rng)
-    latent = np.exp2(rng.uniform(-3, 3, (POOL, way.latent)))  # sums of V do not cancel
-    rope = rng.standard_normal((POOL, way.rope)) * 3
-    latent[POOL - 3 : POOL - 1, 7] = np.nan
-    latent[places[0, 64:80]] *= 4  # maxima rise
-    scales = np.exp2(rng.uniform(-3, 0, (POOL, max(way.groups, 1)))).astype(np.float32)
+    places, size = _places(way, rng), way.pool
+    latent = np.exp2(rng.uniform(-3, 3, (size, way.latent)))  # sums of V do not cancel
+    rope = rng.standard_normal((size, way.rope)) * 3
+    latent[size - 3 : size - 1, 7] = np.nan
+    latent[places[0, 2 * way.tile :][:16]] *= 4  # maxima rise
+    scales = np.exp2(rng.uniform(-3, 0, (size, max(way.groups, 1)))).astype(np.float32)
     scales[places[3, 40:60]] *= 3
-    scales[POOL - 1] = np.nan
-    pool = np.full((POOL, way.row), 0xEE, np.uint8)
+    scales[size - 1] = np.nan
+    pool = np.full((size, way.row), 0xEE, np.uint8)
     codes = latent.astype(way.kind).view(np.uint8)
     pool[:, : codes.shape[1]] = codes
     if way.rope:
@@ -109,8 +135,8 @@ def attention_inputs(way: Way, seed: int) -> dict[str, Array]:
     if way.groups == 2:
         pool[:, way.scale_at :][:, :8] = scales.view(np.uint8)
     if not way.groups:
-        pool[POOL - 1, :2] = np.array([np.inf], BF16).view(np.uint8)
-        pool[POOL - 1, 2:4] = np.array([np.nan], BF16).view(np.uint8)
+        pool[size - 1, :2] = np.array([np.inf], BF16).view(np.uint8)
+        pool[size - 1, 2:4] = np.array([np.nan], BF16).view(np.uint8)
     q = rng.standard_normal((ROWS, way.cols // ROWS_OF_COLUMNS, way.dims))
     q[1] *= 3
     q[6, 1] = 0
@@ -119,7 +145,7 @@ def attention_inputs(way: Way, seed: int) -> dict[str, Array]:
         "pool": pool,
         "scales": pattern(scales),
         "places": places.view(np.uint32),
-        "chunks": _chunks(),
+        "chunks": _chunks(way.chunks),
         "q": pattern(q.astype(BF16)),
         "max": np.full(shape, UNUSED, np.uint32),
         "sum": np.full(shape, UNUSED, np.uint32),
@@ -130,23 +156,24 @@ def attention_inputs(way: Way, seed: int) -> dict[str, Array]:
 def _memory(way: Way, arrays: Arrays) -> Floats:
     """Rows of the pool, then one of zeros: all dims as products take them."""
     pool = arrays["pool"]
-    size = way.latent * np.dtype(way.kind).itemsize
-    found = np.zeros((POOL + 1, way.dims))
-    latent = np.ascontiguousarray(pool[:, :size]).view(way.kind).astype(np.float64)
+    nbytes = way.latent * np.dtype(way.kind).itemsize
+    found = np.zeros((way.pool + 1, way.dims))
+    latent = np.ascontiguousarray(pool[:, :nbytes]).view(way.kind).astype(np.float64)
     if way.groups:
         scales = arrays["scales"].view(np.float32).astype(np.float64)
         latent *= np.repeat(scales, way.latent // way.groups, axis=1)
-        found[:POOL, way.latent :] = np.ascontiguousarray(pool[:, way.rope_at :]).view(BF16).astype(np.float64)
-    found[:POOL, : way.latent] = latent
+        found[:-1, way.latent :] = np.ascontiguousarray(pool[:, way.rope_at :]).view(BF16).astype(np.float64)
+    found[:-1, : way.latent] = latent
     return found
 
 
-def _column(way: Way, rows: Floats, seen: int, q: Floats) -> tuple[float, float, Floats]:
+def _column(way: Way, rows: Floats, hidden: NDArray[np.bool_], seen: int, q: Floats) -> tuple[float, float, Floats]:
     """Maximum, sum and sums of V, relative to a maximum that follows the tiles' when they pass it by 2^SLACK."""
     top, total, out = -np.inf, 0.0, np.zeros(way.values)
-    for first in range(0, seen, TILE):
-        tile = rows[first : min(first + TILE, seen)]
-        scores = tile @ q * QK_SCALE
+    for first in range(0, seen, way.tile):
+        until = min(first + way.tile, seen)
+        tile = rows[first:until]
+        scores = np.where(hidden[first:until], -np.inf, tile @ q * QK_SCALE)
         high = float(np.fmax.reduce(scores))
         if high > top + SLACK:
             shrink = 0.0 if np.isneginf(top) else 2.0 ** (top - high)
@@ -169,12 +196,13 @@ def attention_wanted(way: Way, arrays: Arrays) -> dict[str, Wanted]:
     places = arrays["places"].view(np.int32)
     shape, group = (len(CHUNKS), way.cols), way.cols // ROWS_OF_COLUMNS
     top, total, out = np.zeros(shape), np.zeros(shape), np.zeros((*shape, way.values))
-    for n, chunk in enumerate(CHUNKS):
+    for n, chunk in enumerate(way.chunks):
         for col in range(way.cols):
             i = col // group
             mine = q[chunk[0] + i, col % group] if i < chunk[1] else np.zeros(way.dims)
             seen = _seen(chunk, min(i, chunk[1] - 1))
-            top[n, col], total[n, col], out[n, col] = _column(way, memory[places[n]], seen, mine)
+            hidden = (places[n] < 0) & way.hides
+            top[n, col], total[n, col], out[n, col] = _column(way, memory[places[n]], hidden, seen, mine)
     return {
         "max": close(top, 1e-5, 1e-4),
         "sum": close(total, 2e-4),

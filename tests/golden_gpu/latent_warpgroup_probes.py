@@ -66,12 +66,13 @@ def key_dims() -> Array:
 
 
 def panels(halves: Array) -> Array:
-    """Rows `[column, panel * 64]` of 16 bits as panels of swizzled rows: `[panel, column, 32 words]`."""
-    words = np.ascontiguousarray(halves).view(np.uint32).reshape(COLUMNS, -1, 8, 4).transpose(1, 0, 2, 3)
-    chunk = np.arange(8) ^ np.arange(COLUMNS)[:, None] % 8
+    """Rows `[row, panel * 64]` of 16 bits as panels of swizzled rows: `[panel, row, 32 words]`."""
+    count = len(halves)
+    words = np.ascontiguousarray(halves).view(np.uint32).reshape(count, -1, 8, 4).transpose(1, 0, 2, 3)
+    chunk = np.arange(8) ^ np.arange(count)[:, None] % 8
     placed = np.zeros_like(words)
-    placed[:, np.arange(COLUMNS)[:, None], chunk] = words
-    return placed.reshape(-1, COLUMNS, 32)
+    placed[:, np.arange(count)[:, None], chunk] = words
+    return placed.reshape(-1, count, 32)
 
 
 def bits16(values: Array, codes: int) -> Array:

@@ -16,9 +16,16 @@ from tests.golden_gpu.probe import Arrays, Probe
 
 UNIT: Final = "latent_wgmma"
 THREADS: Final = 256
-# 64 columns of rows of 512 + 64 dims: two tiles, 9 panels of Q, weights and maxima in shared memory.
-WAY: Final = Way("latent_wgmma_attend", 64, 512, 576, 0, 1152, 1152, 1152, 0)
-SHARED: Final = 2 * 36864 + 73728 + 8192 + 512
+# 64 columns of rows of 512 + 64 dims, in tiles of 32 tokens and of 64.
+WAYS: Final = (
+    Way("latent_wgmma_attend", 64, 512, 576, 0, 1152, 1152, 1152, 0),
+    Way("latent_wgmma_attend_64", 64, 512, 576, 0, 1152, 1152, 1152, 0, tile=64, hides=True),
+)
+
+
+def _shared(way: Way) -> int:
+    """Two tiles, 9 panels of Q, weights and maxima."""
+    return 2 * 9 * way.tile * 128 + 73728 + 8192 + 512
 
 
 def _places_inputs() -> dict[str, Array]:
@@ -37,16 +44,20 @@ def _places(_: Arrays) -> dict[str, Wanted]:
 
 def probes() -> list[Probe]:
     """All of this module."""
-    return [
+    attending = [
         Probe(
-            "library_latent_wgmma_attend",
+            f"library_{way.kernel}",
             UNIT,
-            WAY.kernel,
-            partial(attention_inputs, WAY, 270),
-            partial(attention_wanted, WAY),
+            way.kernel,
+            partial(attention_inputs, way, 270 + n),
+            partial(attention_wanted, way),
             THREADS,
             (len(CHUNKS), 1, 1),
-            SHARED,
-        ),
+            _shared(way),
+        )
+        for n, way in enumerate(WAYS)
+    ]
+    return [
+        *attending,
         Probe("library_latent_wgmma_places", UNIT, "latent_wgmma_places", _places_inputs, _places, THREADS),
     ]

@@ -193,11 +193,27 @@ def _copy(arrays: Arrays) -> dict[str, Wanted]:
     return {"out": exact(np.concatenate([filled] * 4 + [rows]).reshape(-1).view(np.uint8))}
 
 
+def _load_live(arrays: Arrays) -> dict[str, Wanted]:
+    """Of 1 and 2 bytes the rest of their word is zeros; words behind what is loaded stay as they were."""
+    rows = arrays["in"].reshape(32, 16)
+    before = np.array([0x01234567, 0x89ABCDEF, 0xFEDCBA98, 0x76543210], np.uint32).view(np.uint8)
+    out = np.tile(before, (5, 32, 1))
+    for n, count in enumerate((1, 2, 4, 8, 16)):
+        loaded = np.zeros((32, max(count, 4)), np.uint8)
+        loaded[:, :count] = rows[:, count % 16 :][:, :count]
+        out[n, :, : loaded.shape[1]] = loaded
+    out[:, ::3] = before
+    return {"out": exact(out.view(np.uint32))}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
 
     def copied() -> dict[str, Array]:
         return {"in": random_bytes(1024, 81), "out": np.zeros(5 * 1024, np.uint8)}
+
+    def live() -> dict[str, Array]:
+        return {"in": random_bytes(512, 84), "out": np.zeros((5, 32, 4), np.uint32)}
 
     def patterns() -> dict[str, Array]:
         return {"in": float_words("f32", 192, 82), "out": np.zeros((10, 192), np.uint32)}
@@ -208,6 +224,7 @@ def probes() -> list[Probe]:
         Probe("library_report", unit, "library_report", _report_inputs, _report, 64),
         Probe("library_lengths", unit, "library_lengths", _lengths_inputs, _lengths, 64),
         Probe("library_copy", unit, "library_copy", copied, _copy, 64),
+        Probe("library_load_live", unit, "library_load_live", live, _load_live, 32),
     ]
     for short, dtype in (("u32", "uint32"), ("i32", "int32"), ("i64", "int64")):
         kernel = f"library_index_{short}"

@@ -26,7 +26,8 @@ def near(x: NDArray[Any], relative: float) -> Wanted:
 REQUEST_CHUNKS: Final = (1, 2, 32, 33, 64, 65, 1100, 3, 40, 34)
 # Requests by their chunks, the slot whose counter was overwritten, from the request's first on, and what it has counted then:
 # none, that of all, a group's of several, and that of the groups.
-OVERWRITTEN: Final = (
+Request = tuple[int, int | None, int]
+OVERWRITTEN: Final[tuple[Request, ...]] = (
     (5, None, 0),
     (40, None, 0),
     (1, 0, 0xDEADBEEF),
@@ -205,22 +206,22 @@ def _requests_inputs() -> dict[str, Array]:
     return _request_arrays(REQUEST_CHUNKS, chunks, rng)
 
 
-def _overwritten_inputs() -> dict[str, Array]:
-    counts = tuple(count for count, _, _ in OVERWRITTEN)
+def _overwritten_inputs(own: tuple[Request, ...]) -> dict[str, Array]:
+    counts = tuple(count for count, _, _ in own)
     rng = np.random.default_rng(195)
     found = _request_arrays(counts, _chunks(rng, sum(counts), 3, 4), rng)
-    for first, (_, slot, garbage) in zip(np.cumsum((0, *counts)), OVERWRITTEN, strict=False):
+    for first, (_, slot, garbage) in zip(np.cumsum((0, *counts)), own, strict=False):
         if slot is not None:
             found["counters"][first + slot, 1] = (IDLE + garbage) % 2**32
     return found
 
 
-def _requests(overwritten: bool, arrays: Arrays) -> dict[str, Wanted]:
+def _requests(own: tuple[Request, ...], arrays: Arrays) -> dict[str, Wanted]:
     """Of more than 32 chunks, groups of 32 are merged into their first, columns that count only; then those are.
 
     Of a request with an overwritten counter nothing is known but that: no tokens, and a sum of NaN. Its blocks count on.
     """
-    own = OVERWRITTEN if overwritten else [(count, None, 0) for count in REQUEST_CHUNKS]
+    overwritten = any(slot is not None for _, slot, _ in own)
     order = np.argsort(arrays["chunks"][:, 3].astype(np.int64) + arrays["chunks"][:, 1])
     chunks = arrays["in"].view(np.float32)[order]
     after, out, begin = chunks.astype(np.float64), [], 0
@@ -305,6 +306,24 @@ def _last(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+def _meetings_inputs() -> dict[str, Array]:
+    """Nobody says yes; one of the first threads does, or one of the others."""
+    flags = np.zeros((4, 96), np.uint32)
+    flags[[1, 2, 3], [37, 70, 63]] = 5
+    return {"flags": flags, "out": np.full((4, 96, 4), UNUSED, np.uint32)}
+
+
+def _meetings(arrays: Arrays) -> dict[str, Wanted]:
+    flags, thread = arrays["flags"] != 0, np.arange(96)
+    out = np.zeros((4, 96, 4), np.uint32)
+    for block in range(4):
+        out[block, :, 0] = 1000 * block + 95 - thread
+        out[block, :, 1] = flags[block].any()
+        out[block, :64, 2] = 1000 * block + 500 + 63 - thread[:64]
+        out[block, :64, 3] = flags[block, :64].any()
+    return {"out": exact(out)}
+
+
 def _scans_inputs(threads: int) -> dict[str, Array]:
     return {
         "in": random_bytes(8 * 3 * threads, 192).view(np.uint64),
@@ -324,18 +343,30 @@ def _scans(threads: int, arrays: Arrays) -> dict[str, Wanted]:
 
 def probes() -> list[Probe]:
     """All of this module."""
-    chunks, overwritten = sum(REQUEST_CHUNKS), sum(count for count, _, _ in OVERWRITTEN)
-    of_plan, of_none = partial(_requests, False), partial(_requests, True)
+    chunks, of_plan = sum(REQUEST_CHUNKS), partial(_requests, tuple((count, None, 0) for count in REQUEST_CHUNKS))
     return [
         Probe("library_split_running", UNIT, "split_running", _running_inputs, _running, 32),
         Probe("library_split_loads", UNIT, "split_loads", _loads_inputs, _loads, 32),
         Probe("library_split_last", UNIT, "split_last", _last_inputs, _last, 64, (3 * len(COUNTED), 1, 1)),
+        Probe("library_split_meetings", UNIT, "split_meetings", _meetings_inputs, _meetings, 96, (4, 1, 1)),
         Probe("library_split_partials", UNIT, "split_partials", _partials_inputs, _partials, 64),
         Probe("library_split_weights", UNIT, "split_weights", _weights_inputs, _weights, 32),
         Probe("library_split_teams", UNIT, "split_teams", _teams_inputs, _teams, 64, (2, 1, 1)),
         Probe("library_split_requests", UNIT, "split_requests", _requests_inputs, of_plan, 32, (chunks, 1, 1)),
-        Probe(
-            "library_split_overwritten", UNIT, "split_requests", _overwritten_inputs, of_none, 32, (overwritten, 1, 1)
+        *(
+            Probe(
+                f"library_split_{name}",
+                UNIT,
+                kernel,
+                partial(_overwritten_inputs, own),
+                partial(_requests, own),
+                threads,
+                (sum(count for count, _, _ in own), 1, 1),
+            )
+            for name, kernel, own, threads in (
+                ("overwritten", "split_requests", OVERWRITTEN, 32),
+                ("first", "split_first_requests", OVERWRITTEN[:5], 96),
+            )
         ),
         *(
             Probe(

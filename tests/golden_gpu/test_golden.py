@@ -127,9 +127,10 @@ CALLED_IN = {
             "latent_pairs",
             "latent_tile",
             "latent_wgmma",
-            "wgmma",
+            "latent_widen",
         )
     },
+    "wgmma": (f"{KERNELS}/wgmma.cu", f"{KERNELS}/row_wgmma.cu"),
     "indexer_work": (f"{KERNELS}/indexer_work.cu",),
     "indexer_lists": (f"{KERNELS}/indexer_lists.cu",),
     **dict.fromkeys(
@@ -149,7 +150,7 @@ CALLED_IN = {
     **dict.fromkeys(("compact", "table_rows"), (f"{KERNELS}/compact.cu",)),
     "scan": (f"{KERNELS}/scan.cu", f"{KERNELS}/split_kv.cu"),
     **dict.fromkeys(("mbarrier", "tma", "tma_tile"), ("tests/tma/tiles.cu", f"{KERNELS}/tma_more.cu")),
-    "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu"),
+    "cp_async": ("tests/tma/cp_async.cu", f"{KERNELS}/ring.cu", f"{KERNELS}/row_wgmma.cu"),
     **dict.fromkeys(
         ("mma", "fragments"),
         ("tests/device_fragments/fragments.cu", f"{KERNELS}/kv_fragments.cu", f"{KERNELS}/tile_scales.cu"),

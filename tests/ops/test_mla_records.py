@@ -25,6 +25,7 @@ from tests.support.memory import aligned
 from tests.support.sets import archs_of
 
 ANY_ROW, WIDENED = "mla_decode_records", "mla_decode_widened"
+ONE_SCALE = Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", place="row")  # a row is of 513 bytes
 BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128)))
 
 
@@ -106,6 +107,7 @@ def test_which_rows_go_through_it() -> None:
         record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_decode", "mla_decode"),
         record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_decode", "mla_decode"),
         record_set("h", "sm_90a", presets.max_mla(page_size=64), 64): ("mla_decode_wgmma", "mla_decode_wgmma"),
+        record_set("i", "sm_90a", whole_rows(ONE_SCALE), 64): (ANY_ROW, ANY_ROW),  # codes come a byte at a time
     }
     for kernels, names in found.items():
         (plan, *_) = op_of(kernels).plan(kernels)

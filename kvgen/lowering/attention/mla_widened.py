@@ -133,6 +133,9 @@ def _record(cache: Cache) -> Record | str:
         return f"recipe {codes.quant.recipe!r} has more than a scale"
     if codes.quant is None:
         return _copied(codes, more, cache)
+    come = min(16, codes.region.vector * codes.region.dtype.bits // 8)
+    if come < 4:
+        return f"codes come {come} bytes at a time, and threads take 4 or more"
     plain = more[0] if more else None
     if plain is not None and not _follows(codes, plain, cache):
         return "a row's dims without scales lie apart from its codes"
@@ -144,7 +147,7 @@ def _record(cache: Cache) -> Record | str:
         nbytes, step, access = found
     return Record(
         kind=codes.region.dtype.name,
-        access=min(16, codes.region.vector * codes.region.dtype.bits // 8),
+        access=come,
         recipe="max" if codes.quant is not None and codes.quant.recipe == "max" else "",
         scale=codes.scales.dtype.name if codes.scales else "",
         group_dims=codes.scales.block[2] if codes.scales else 0,

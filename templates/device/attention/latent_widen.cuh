@@ -62,17 +62,24 @@ struct HalfOf {
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
   // Panels of codes in the half; how many scales it has.
   static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
-  static constexpr uint32_t kScales = kCoded * 64 / S::kBlockDims;
+  static constexpr uint32_t kScales = (kCoded * 64 + S::kBlockDims - 1) / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
-  // Where the lane's dims lie in panel n of those without scales; and in the tile at `stage`, its second 8 dims at ^ 16.
+  // Where the lane's dims lie in panel n of those without scales; and in the tile at `stage`, its second 8 dims at ^ 16. L1 has the other half of a
+  // sector when it is asked for.
   __device__ static __forceinline__ const uint8_t* plain_dims(const RowPlace& place, uint32_t n) {
     return place.codes + threadIdx.x % 4 * (32 - kUnitBytes<S>) + (Record::kPlainAt + (kFirst + n - Record::kPlainPanel) * 128);
   }
   __device__ static __forceinline__ uint32_t lane_place() {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4;
     return (threadIdx.x / 32 % 8 * 8 + g) * 128 + (lane % 4 * 2 ^ g) * 16;
+  }
+  // Of rows that are copied, which goes past L1, a lane has two chunks of 8 dims of each panel, of which this is the first one and the other one's
+  // number is ^ 2: two lanes read a sector together, and those of neighbouring tokens write to different banks.
+  __device__ static __forceinline__ uint32_t copied_chunk() {
+    const uint32_t lane = threadIdx.x % 32;
+    return lane % 2 + lane / 2 % 2 * 4 + lane / 4 % 2 * 2;
   }
 
   // Starts the loads.
@@ -91,11 +98,12 @@ struct HalfOf {
       if (panel < Record::kPlainPanel) {
         constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
         constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
+        static_assert(kAccess >= 4, "a load writes whole words");
 #pragma unroll
         for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
       } else {
 #pragma unroll
-        for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain_dims(place, n) + at, place.live);
+        for (uint32_t i = 0; i < 2; ++i) load_live<16>(&words[n][i * 4], plain_dims(place, n) + i * 16, place.live);
       }
     }
   }
@@ -136,11 +144,13 @@ struct HalfOf {
 
   // Starts copies of rows that nothing is held of to the tile at `stage`.
   __device__ static __forceinline__ void copy_async(uint8_t* stage, const RowPlace& place) {
-    const uint32_t to = matrix_address(stage) + kFirst * Tile::kPanelBytes, at = lane_place();
+    const uint32_t token = threadIdx.x / 4 % Tile::kTokens, chunk = copied_chunk();
+    const uint32_t to = matrix_address(stage) + kFirst * Tile::kPanelBytes + token * 128 + (chunk ^ token % 8) * 16;
+    const uint8_t* row = place.codes - threadIdx.x % 4 * kUnitBytes<S> + kFirst * 128;
 #pragma unroll
     for (uint32_t n = 0; n < kPanels; ++n) {
-      cp_async<16>(to + n * Tile::kPanelBytes + at, plain_dims(place, n), place.live);
-      cp_async<16>(to + n * Tile::kPanelBytes + (at ^ 16), plain_dims(place, n) + 16, place.live);
+      cp_async<16>(to + n * Tile::kPanelBytes, row + n * 128 + chunk * 16, place.live);
+      cp_async<16>((to ^ 32) + n * Tile::kPanelBytes, row + n * 128 + (chunk ^ 2) * 16, place.live);
     }
   }
 

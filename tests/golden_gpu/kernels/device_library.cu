@@ -102,3 +102,19 @@ extern "C" __global__ void library_copy(const bf16* in, bf16* out) {
   load<4>(v, (const float*)from);
   store<2>((float*)(out + (4 * n + i) * 8), v);
 }
+
+// [bytes of an access][thread]: four words behind a load of so many bytes, so far behind the thread's first one; every third thread's leads nowhere.
+template <uint32_t kBytes>
+__device__ __forceinline__ void pass_live(const uint8_t* in, Vec<uint32_t, 4>* out) {
+  const bool live = threadIdx.x % 3 != 0;
+  Vec<uint32_t, 4> v = {0x01234567u, 0x89abcdefu, 0xfedcba98u, 0x76543210u};
+  load_live<kBytes>(v.e, live ? in + threadIdx.x * 16 + kBytes % 16 : nullptr, live);
+  out[threadIdx.x] = v;
+}
+extern "C" __global__ void library_load_live(const uint8_t* in, Vec<uint32_t, 4>* out) {
+  pass_live<1>(in, out);
+  pass_live<2>(in, out + 32);
+  pass_live<4>(in, out + 64);
+  pass_live<8>(in, out + 96);
+  pass_live<16>(in, out + 128);
+}

@@ -130,11 +130,29 @@ extern "C" __global__ void split_last(uint32_t* counters, const uint32_t* blocks
   if (finished == Finished::last && threadIdx.x < 3) atomicAdd(&sums[group], ((volatile uint32_t*)cells)[3 * group + threadIdx.x]);
 }
 
+// What a block's 96 threads exchange and say, and what its first 64 do, beside whom the others go on: of each thread what the one opposite
+// wrote, and whether anybody's flag is set.
+extern "C" __global__ void __launch_bounds__(96) split_meetings(const uint32_t* flags, Vec<uint32_t, 4>* out) {
+  using First = FirstThreads<3, 64>;
+  __shared__ uint32_t all[96], first[64];
+  const uint32_t i = threadIdx.x, flag = flags[blockIdx.x * 96 + i];
+  all[i] = blockIdx.x * 1000 + i;
+  AllThreads::sync();
+  Vec<uint32_t, 4> found = {all[95 - i], AllThreads::sync_or(flag != 0), 0, 0};
+  if (i < 64) {
+    first[i] = blockIdx.x * 1000 + 500 + i;
+    First::sync();
+    found.e[2] = first[63 - i];
+    found.e[3] = First::sync_or(flag != 0);
+  }
+  out[blockIdx.x * 96 + i] = found;
+}
+
 // Where the numbers of a partial result are: its maxima, sums and sums by weights, column by column.
 template <typename Out>
 __device__ __forceinline__ void put(float* to, const float* from) {
   using P = Partial<Out>;
-  for (uint32_t col = threadIdx.x; col < Out::kCols; col += blockDim.x) {
+  for (uint32_t col = threadIdx.x; col < Out::kCols; col += Out::kThreads) {
     *(P::max(to) + col) = from[col * (2 + Out::kDim)];
     *(P::sum(to) + col) = from[col * (2 + Out::kDim) + 1];
     for (uint32_t dim = 0; dim < Out::kDim; ++dim) *P::out(to, col, dim) = from[col * (2 + Out::kDim) + 2 + dim];
@@ -183,9 +201,8 @@ extern "C" __global__ void split_weights(const float* in, float* partials, float
 }
 
 // A block a chunk, of 3 columns of 4 dims of which 2 are used; the second of two kv heads.
-extern "C" __global__ void split_requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors, float* out,
-                                         uint32_t* times) {
-  using Out = Results<32, 3, 4, 4, 2>;
+template <typename Out>
+__device__ __forceinline__ void requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors, float* out, uint32_t* times) {
   __shared__ float scratch[kMergeFloats<3>];
   const Vec<uint32_t, 4> own = chunks[blockIdx.x];
   KvChunk chunk = {};
@@ -196,6 +213,19 @@ extern "C" __global__ void split_requests(const float* in, const Vec<uint32_t, 4
     put_column<Out>(out + (of.b * 2 + col) * 6, dim, sums);
     atomicAdd(&times[of.b], 1);
   });
+}
+extern "C" __global__ void split_requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors, float* out,
+                                         uint32_t* times) {
+  requests<Results<32, 3, 4, 4, 2>>(in, chunks, partials, counters, errors, out, times);
+}
+// The same by the first 64 of 96 threads; the others wait for them meanwhile, at a barrier that all come to.
+struct FirstResults : Results<64, 3, 4, 4, 2> {
+  static constexpr uint32_t kBarrier = 3;
+};
+extern "C" __global__ void __launch_bounds__(96) split_first_requests(const float* in, const Vec<uint32_t, 4>* chunks, float* partials, uint32_t* counters, uint64_t* errors,
+                                                                     float* out, uint32_t* times) {
+  if (threadIdx.x < 64) requests<FirstResults>(in, chunks, partials, counters, errors, out, times);
+  FirstThreads<4, 96>::sync();
 }
 
 // Three teams' sums, [block][team][column][2 + dims], together, to slot 1 + block of a workspace, where both blocks of a chunk have one;
