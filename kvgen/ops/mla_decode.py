@@ -46,12 +46,13 @@ SLACK = 8
 class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
-    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
-    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range. `wgmma_file` is the kernel that
+    `lists` name rows, or there are none, and a request's page table does. `row` says how a latent row lies in shared memory,
+    `shape` how a block divides its work. `qk_scale` turns products into scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range. `wgmma_file` is the kernel that
     sm_90a has beside this one ("": none).
     """
 
     d: Attended
+    lists: tuple[ListContext, ...]
     row: LatentRow
     shape: Shape
     threads: int
@@ -59,7 +60,6 @@ class MlaDecodeContext:
     head_dim: int
     qk_scale: str
     ranged: bool
-    sparse: bool
     wgmma_file: str
 
 
@@ -336,6 +336,7 @@ class MlaDecode(Op):
         warpgroups = not applies(kernels, self._columns(kernels), self.sparse)
         context = MlaDecodeContext(
             d=self._attended(kernels),
+            lists=self._contexts(),
             row=latent_row(cache),
             shape=shape,
             threads=THREADS,
@@ -343,7 +344,6 @@ class MlaDecode(Op):
             head_dim=cache.head_dim,
             qk_scale=self._qk_scale(kernels),
             ranged=cache.quants["k"] is not None,
-            sparse=self.sparse,
             wgmma_file=wgmma_file(self.name) if warpgroups and others(kernels) else "",
         )
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))

@@ -14,15 +14,21 @@ from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Latent, Quant, presets
 from kvgen.ops import MlaDecode
+from kvgen.reference.elements import Elements
+from kvgen.reference.segments import Coded
 from kvgen.spec.cache import Cache
 from tests.support.batches import PLAIN, Batch
-from tests.support.harness import offsets_of
+from tests.support.harness import Run, launcher, offsets_of
 from tests.support.latent_records import CODES, INTS, NVFP4, SMALL, footers, inline, whole_rows
 from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of, steps
 from tests.support.sets import archs_of
 
 ANY_ROW, WIDENED = "mla_decode_records", "mla_decode_widened"
 BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128)))
+ROPE_BLOCKS = Latent(
+    dtype="bf16", page_size=4, quant_rope=True, quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=64))
+)
+ONE_SCALE = Latent(dtype="bf16", page_size=4, quant=Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2"))
 
 
 def record_set(name: str, arch: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
@@ -47,6 +53,7 @@ if "KVGEN_FAMILY" in os.environ:
         record_set("wide_nvfp4", "sm_90a", whole_rows(NVFP4), 64, lse_base="2"),
         record_set("wide_inline", "sm_90a", inline(2), 20, out_dtype="f32"),
         record_set("wide_blocks", "sm_90a", BLOCKS, 64, split="invariant", chunk=64),
+        record_set("rope_blocks", "sm_90a", ROPE_BLOCKS, 64),
         record_set("both", "sm_80 sm_90a", BLOCKS, 64, split="balanced"),
         record_set("v32_balanced", "sm_90a", presets.flashmla_fp8(page_size=4), 64, split="balanced", sinks="lse"),
     ]
@@ -92,6 +99,25 @@ def test_hostile_tables_and_lengths(kernels: KernelSet) -> None:
     hold_hostile(kernels, some(kernels), ("page", "minus_one", "most"))
 
 
+@pytest.mark.skipif("KVGEN_FAMILY" not in os.environ, reason="make campaign: a kernel of its own")
+def test_a_nan_scale_of_a_whole_row() -> None:
+    """It makes NaN of its request, sums and maxima, also where the score would be -inf and the row without weight."""
+    kernels = record_set("one_scale", "sm_90a", ONE_SCALE, 64)
+    scene, q = latent_scene(kernels, some(kernels, 9, 9), rows_of(kernels, 2), 2)
+    was, was_lse, _ = call(scene, q)
+    assert was_lse is not None
+    scene.write(1, 5, [np.ones((1, 576), q.dtype)])
+    q[1] = -np.abs(q[1])
+    (keys,) = scene.rows()
+    part, place = keys.parts[0], scene.entries[1][1][0]
+    assert isinstance(part, Coded) and isinstance(part.scales, Elements)
+    part.scales.write(place, 1, np.full_like(part.scales.read(place, 1), np.nan))
+    out, lse = np.zeros_like(was), np.zeros_like(was_lse)
+    Run(scene, "mla_decode", launcher(scene, "mla_decode"), q=q, out=out, lse=lse)
+    assert np.isnan(out[1].astype(np.float32)).all() and np.isnan(lse[1]).all()
+    assert out[0].tobytes() == was[0].tobytes() and lse[0].tobytes() == was_lse[0].tobytes()
+
+
 def test_which_rows_go_through_it() -> None:
     """Rows that another kernel reads as they are stay with it, but for sm_90a's with many columns."""
     found = {
@@ -99,6 +125,7 @@ def test_which_rows_go_through_it() -> None:
         record_set("b", "sm_80 sm_90a", BLOCKS, 16): (ANY_ROW, ANY_ROW),
         record_set("c", "sm_80 sm_90a", BLOCKS, 64): (ANY_ROW, WIDENED),
         record_set("d", "sm_80 sm_90a", BLOCKS, 64, rows=2): (ANY_ROW, ANY_ROW),
+        record_set("scaled_rope", "sm_80 sm_90a", ROPE_BLOCKS, 64): ("mla_decode", "mla_decode"),
         record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): ("mla_decode", WIDENED),
         record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_decode", "mla_decode"),
         record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_decode", "mla_decode"),

@@ -54,6 +54,7 @@ FOOTERS, WARPGROUPS = (
 WIDENED = only("sm_90a", source_set("widened", footers(4), 64, footers(2), sinks="out"))
 PLANNED = [
     only("sm_80", source_set("planned", POOL, 24, INTS, split="balanced")),
+    only("sm_80", source_set("planned_stored", presets.flashmla_fp8(page_size=4), 20, split="balanced")),
     only("sm_80", source_set("planned_pairs", footers(4), 8, footers(2), sinks="out", split="balanced")),
     only("sm_90a", source_set("planned_warpgroups", footers(4), 16, split="balanced")),
     only("sm_90a", source_set("planned_widened", footers(4), 128, inline(2), lse_base="2", split="balanced")),

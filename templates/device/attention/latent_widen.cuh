@@ -60,9 +60,9 @@ struct HalfOf {
   static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
   static constexpr bool kCopied = Record::kPlainPanel == 0;
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
-  // Panels of codes in the half; how many scales it has.
+  // Panels of codes in the half; how many scales they have, of which the last one may be the other half's as well.
   static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
-  static constexpr uint32_t kScales = kCoded * 64 / S::kBlockDims;
+  static constexpr uint32_t kScales = (kCoded * 64 + S::kBlockDims - 1) / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
