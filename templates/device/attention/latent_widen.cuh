@@ -77,25 +77,26 @@ struct HalfOf {
 
   // Starts the loads.
   __device__ static __forceinline__ void load(Words& words, Scales& scales, const RowPlace& place) {
-    if constexpr (kCopied) return;
+    if constexpr (!kCopied) {
 #pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
+      for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
 #pragma unroll
-    for (uint32_t at = 0; at < Record::kScaleBytes; at += Record::kScaleAccess)
-      load_live<Record::kScaleAccess>(&scales[at / 4], place.scales + kHalf * Record::kScaleStep + at, place.live);
+      for (uint32_t at = 0; at < Record::kScaleBytes; at += Record::kScaleAccess)
+        load_live<Record::kScaleAccess>(&scales[at / 4], place.scales + kHalf * Record::kScaleStep + at, place.live);
 #pragma unroll
-    for (uint32_t n = 0; n < kPanels; ++n) {
-      const uint32_t panel = kFirst + n;
+      for (uint32_t n = 0; n < kPanels; ++n) {
+        const uint32_t panel = kFirst + n;
 #pragma unroll
-      for (uint32_t w = 0; w < 8; ++w) words[n][w] = 0;
-      if (panel < Record::kPlainPanel) {
-        constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
-        constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
+        for (uint32_t w = 0; w < 8; ++w) words[n][w] = 0;
+        if (panel < Record::kPlainPanel) {
+          constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
+          constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
 #pragma unroll
-        for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
-      } else {
+          for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
+        } else {
 #pragma unroll
-        for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain_dims(place, n) + at, place.live);
+          for (uint32_t at = 0; at < 32; at += 16) load_live<16>(&words[n][at / 4], plain_dims(place, n) + at, place.live);
+        }
       }
     }
   }
