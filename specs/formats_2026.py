@@ -14,6 +14,8 @@ ROTATED = Paged(
     k_quant=Quant(dtype="i4", codebook=lloyd_max(4, 128), recipe="unit", scale_dtype="f16", place="row"),
     v_quant=Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", place="row"),
 )
+# Keys are codes of directions that the Hadamard transform has turned, q alike.
+CODED = [ops.Append(rows="slots", hadamard="qk"), ops.Decode()]
 SETS: dict[str, tuple[Paged, list[Any]]] = {
     "mxfp8": (Paged(**HEADS, page_size=16, quant=Quant(dtype="e4m3", **MX)), [ops.Append(), ops.Decode()]),
     "mxfp4": (
@@ -22,6 +24,17 @@ SETS: dict[str, tuple[Paged, list[Any]]] = {
     ),
     "rotated_4bit": (ROTATED, [ops.Append(hadamard="qk"), ops.Decode()]),
     "turboquant_k8v4": (presets.vllm_turboquant(**HEADS), [ops.Append(rows="slots"), ops.Decode()]),
+    "turboquant_4bit_nc": (presets.vllm_turboquant(**HEADS, kv_cache_dtype="turboquant_4bit_nc"), CODED),
+    "turboquant_k3v4_nc": (presets.vllm_turboquant(**HEADS, kv_cache_dtype="turboquant_k3v4_nc"), CODED),
+    # Prompts are gathered for attention in bf16.
+    "turboquant_3bit_nc": (
+        presets.vllm_turboquant(**HEADS, kv_cache_dtype="turboquant_3bit_nc"),
+        [*CODED, ops.Gather()],
+    ),
+    "lmdeploy_turboquant": (
+        presets.lmdeploy_turboquant(**HEADS),
+        [ops.Append(hadamard="qkv"), ops.Decode(), ops.AttentionOutput(hadamard=True)],
+    ),
     "int8_per_token_head": (
         presets.vllm_packed(**HEADS, kv_cache_dtype="int8_per_token_head"),
         [ops.Append(rows="slots"), ops.Decode()],

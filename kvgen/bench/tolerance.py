@@ -20,7 +20,7 @@ _LOST: Final = 2.0**-20  # of a number: f32's roundings on the way to a code
 _STEP: Final = 1.001
 # Distance of codes around one of exponent e: 2^(e - mantissa); below the least exponent always the same.
 _FLOATS: Final = {"e4m3": (3, -6), "e5m2": (2, -14), "e2m1": (1, 0)}
-_INTEGERS: Final = {"i8": 0.502, "i4": 0.51}
+_INTEGERS: Final = {"i8": 0.502, "i4": 0.51, "i3": 0.51, "i2": 0.51}
 
 
 @dataclass
@@ -44,7 +44,7 @@ def take_row(mine: Rows, oracle: Rows, place: Place, token: int, change: Changed
     for got, kept in zip(mine.parts, oracle.parts, strict=True):
         dims = slice(begin, begin + got.dim)
         want, lost = change.rows[row, :, dims], change.lost[row, :, dims]
-        _compare(got, place, token, want, lost, found)
+        compare(got, place, token, want, lost, found)
         _take(got, kept, place, token)
         begin += got.dim
     return found
@@ -64,7 +64,8 @@ def _most(kind: np.dtype[Any]) -> float:
     return LARGEST["e4m3"] if kind.name == "float8_e4m3fn" else np.inf
 
 
-def _compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: Distance) -> None:
+def compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: Distance) -> None:
+    """How far a part of a token's row is from what it should be, `lost` being what that may be off by."""
     if isinstance(part, Plain):
         got = part.read(place, token)
         found.meet(np.abs(got.astype(np.float64) - want), ulp(want, got.dtype) / 2 + lost)
@@ -77,7 +78,12 @@ def _compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: 
     unit = np.ones(want.shape) if step is None else step.astype(np.float64)
     unit = unit * (1.0 if part.global_scale is None else part.global_scale)
     if part.quant.codebook is not None:
-        return _compare_codebook(part, part.codes.read(place.page, token), unit, want, lost, found)
+        codes = part.codes.read(place.page, token)
+        if part.quant.recipe == "signs":
+            assert zero is not None
+            _compare_signs(part, codes, zero, want, lost, found)
+            codes = codes % len(part.quant.codebook)
+        return _compare_codebook(part, codes, unit, want, lost, found)
     codes = np.abs(values(part.codes.read(place.page, token), part.quant.codes.name))
     if part.scales is None:  # nobody chose a scale for these rows: codes saturate
         most = unit * LARGEST[part.quant.codes.name]
@@ -104,11 +110,28 @@ def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, 
         of_codes = part._spread(norms(part._blocks_of(numbers[None].astype(np.float32))))
         assert of_codes is not None
         unit = unit * of_codes
+    if part.quant.recipe in ("unit", "signs") or part.quant.norm_correction:  # divided before norms are rounded
         rounded = np.abs(want) * 2.0**-8
     half = np.maximum(np.append(gaps, gaps[-1]), np.append(gaps[0], gaps))[codes] / 2
     inside = np.clip(want, unit * book[0], unit * book[-1])
     allowed = unit * half * _STEP + lost + np.abs(want) * _LOST + rounded + 1e-30
     found.meet(np.abs(numbers * unit - inside), allowed)
+
+
+def _compare_signs(part: Coded, codes: Raw, stored: Raw, want: Raw, lost: Raw, found: Distance) -> None:
+    """What codes leave of a row has their signs, but where it is as small as what rows may be off by; and its root mean
+    square."""
+    book = np.asarray(part.quant.codebook, np.float32).astype(np.float64)
+    norm = part._spread(norms(part._blocks_of(want[None])).astype(np.float64))
+    assert norm is not None
+    reach = lost + np.abs(want) * _LOST + 1e-30
+    left = want - book[codes % len(book)] * norm
+    found.meet(np.where((left >= 0) == (codes >= len(book)), 0.0, np.abs(left)), reach)
+    unit = np.where(norm == 0, 1.0, norm)
+    square = np.where(norm == 0, book[codes % len(book)], left / unit)[None] ** 2
+    exact = np.sqrt(part._blocks_of(square).mean(axis=-1))
+    off = part._blocks_of((reach / unit)[None]).max(axis=-1)
+    found.meet(np.abs(stored.astype(np.float64) - exact), ulp(exact, stored.dtype) + off)
 
 
 def _compare_scale(part: Coded, scale: Raw, want: Raw, lost: Raw, found: Distance) -> None:

@@ -178,7 +178,7 @@ def _blocks(heads: slice, sharing: int) -> slice:
 def _touch(elements: Elements, page: int, token: int, dims: slice = WHOLE, heads: slice = WHOLE) -> None:
     """Mark a token's row of values, codes or scales."""
     row = elements.read(page, token)
-    row[heads, dims] = 15 if elements.packed else _ones(row)
+    row[heads, dims] = 2**elements.packed - 1 if elements.packed else _ones(row)
     elements.write(page, token, row)
 
 

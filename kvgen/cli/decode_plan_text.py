@@ -64,6 +64,7 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         "kv_heads_of_block": d.heads,
         "split": op.split,
         "chunk": op.chunk if op.split == "invariant" else None,
+        "lists": isinstance(op, MlaDecode) and op.sparse,
     }
     if isinstance(op, Decode):
         found["walk"], found["why"] = op.walk(kernels)
@@ -99,7 +100,8 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
         assert tile is not None
         cols, most, nbytes = context.shape.cols, 1, int(tile.nbytes) // tokens
         if isinstance(op, MlaDecode):
-            found["why"] += f"; not as they are stored: {op.in_pairs(kernels)}"
+            found["why"] += f"; not as they are stored: {op.as_stored(kernels)}"
+            found["why"] += f"; no pairs of warps: {op.in_pairs(kernels)}" if op.sparse else ""
             found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {op.widened(kernels)}" if WGMMA_ARCH in archs else ""
     elif isinstance(context, MlaWidenedContext):
         found["why"] = (
@@ -330,9 +332,10 @@ def attention_text(found: dict[str, Any]) -> list[str]:
         turns = f"{teams} teams of {_warps(warps)} take tiles in turn" if teams > 1 else f"a team of {_warps(warps)}"
         lines.append(f"tiles    {tokens} tokens; {turns}, with a ring of tiles in shared memory")
         lines += _rings(found)
+    whose, what = ("row of q", "listed rows") if found.get("lists") else ("request", "tokens")
     how = {
-        "none": "none: a block for each request",
-        "balanced": "balanced: a planner divides all tokens evenly among the blocks that the GPU holds at once",
+        "none": f"none: a block for each {whose}",
+        "balanced": f"balanced: a planner divides all {what} evenly among the blocks that the GPU holds at once",
         "invariant": f"invariant: a planner cuts requests into chunks of {found['chunk']} tokens",
     }
     return [*lines, f"split    {how[found['split']]}"]

@@ -213,10 +213,17 @@ def _quantized(segment: dict[str, Any]) -> list[str]:
         return ["value = code, a cast that saturates"]
     token, head, dim = scales["block"]
     block = " x ".join((_counted(token, "token"), _counted(head, "head"), _counted(dim, "dim")))
-    least = quant.get("recipe") == "min"
-    code = "(code - zero)" if scales["zero"] and not least else "code"
-    times = " * global scale" if quant.get("recipe") == "global" else " + least" if least else ""
-    second = " and least value" if least else " and zero point" if scales["zero"] else ""
+    recipe = quant.get("recipe")
+    code = (
+        "codebook[code]" if quant.get("codebook") else "(code - zero)" if scales["zero"] and recipe != "min" else "code"
+    )
+    if recipe == "signs":
+        code = f"(codebook[code % {len(quant['codebook'])}] +- left)"
+    times = {"global": " * global scale", "min": " + least"}.get(recipe, "")
+    times += " / norm of the block's values" if quant.get("norm_correction") else ""
+    second = {"min": " and least value", "signs": " and root mean square of what is left"}.get(
+        recipe, " and zero point" if scales["zero"] else ""
+    )
     what = f"{scales['dtype']} scale{second}"
     how = "given" if quant.get("scale") == "given" else f"recipe {quant.get('recipe', 'amax')}"
     lines = [f"value = {code} * scale{times}: one {what} per {block}, {how}"]
@@ -254,7 +261,8 @@ def plan_text(found: dict[str, Any]) -> str:
             place = _place(segment["tensor"], segment["base"], segment)
             lines.append(f"\n  {role.upper()} [{begin}, {end}): {kind} in {place}")
             span = segment["span"] or "a run-time number of"
-            lines.append(f"     widest access {segment['vector']} elements, a page spans {span}")
+            bits = ", and places count bits" if segment["dtype"] == "u3" else ""
+            lines.append(f"     widest access {segment['vector']} elements, a page spans {span}{bits}")
             lines += [f"     {line}" for line in _quantized(segment)]
     lines.append("\n  Cache: the struct that every kernel takes first")
     lines += _params("field", cache["fields"])

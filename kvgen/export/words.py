@@ -13,8 +13,8 @@ _TYPES: Final = frozenset(
     re.findall(
         r"\w+",
         "and break class continue else except for if import not or return try while std kvgen exported size_t uintptr_t int8_t "
-        "uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t f16 bf16 e4m3 e5m2 e8m0 e2m1x2 i4x2 u4x2 Arch Blocks Cache "
-        "Fault Grid PageAddresses Pools Report Tables TensorMap",
+        "uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t f16 bf16 e4m3 e5m2 e8m0 e2m1x2 i4x2 u4x2 u2x4 u3 Arch Blocks "
+        "Cache Fault Grid PageAddresses Pools Report Tables TensorMap",
     )
 )
 # The functions that headers call without their namespace.

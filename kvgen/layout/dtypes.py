@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import numpy
 
 DTypeName = Literal[
-    "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "i4", "u4", "i8", "u8", "i32", "u32", "i64", "u64"
+    "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u2", "u3", "i4", "u4", "i8", "u8", "i32", "u32", "i64", "u64"
 ]  # fmt: skip
 FloatName = Literal["f32", "f16", "bf16"]
 
@@ -20,8 +21,9 @@ FloatName = Literal["f32", "f16", "bf16"]
 class DType:
     """One element type.
 
-    `bits` is the storage width (4 for packed types), `c` the name in the generated CUDA of what memory is made of
-    (device/quant/elements.cuh; a pair for packed types), `numpy_name` its name in NumPy or ml_dtypes.
+    `bits` is the storage width (below 8 for packed types), `c` the name in the generated CUDA of what memory is made of
+    (device/quant/elements.cuh; a byte for packed types), `numpy_name` its name in NumPy or ml_dtypes, or that of the bytes
+    which hold it.
     """
 
     name: DTypeName
@@ -31,8 +33,27 @@ class DType:
 
     @property
     def packed(self) -> bool:
-        """Whether two elements share a byte, element 2i in its low half; arrays then hold u8."""
-        return self.bits == 4
+        """Whether elements are parts of bytes, one after another from the lowest bits up; arrays then hold u8."""
+        return self.bits < 8
+
+    @property
+    def together(self) -> int:
+        """The fewest elements that fill whole bytes: 2 of 4 bits, 4 of 2 bits, 8 of 3 bits."""
+        return 8 // math.gcd(8, self.bits)
+
+    @property
+    def packing(self) -> str:
+        """How packed elements lie in bytes, in words."""
+        return {4: "two a byte", 3: "eight in three bytes", 2: "four a byte"}[self.bits]
+
+    @property
+    def place(self) -> int:
+        """Bits of what offsets and strides count: of an element, or one where elements (of 3 bits) begin and end within bytes."""
+        return 1 if self.bits % 8 and 8 % self.bits else self.bits
+
+    def size_of(self, count: int) -> int:
+        """Bytes of so many elements, whole ones."""
+        return count * self.bits // 8
 
     @property
     def held_as(self) -> str:
@@ -69,6 +90,8 @@ DTYPES: Final[dict[str, DType]] = {
         DType("e5m2", 8, "e5m2", "float8_e5m2"),
         DType("e8m0", 8, "e8m0", "float8_e8m0fnu"),
         DType("e2m1", 4, "e2m1x2", "float4_e2m1fn"),
+        DType("u2", 2, "u2x4", "uint8"),
+        DType("u3", 3, "u3", "uint8"),
         DType("i4", 4, "i4x2", "int4"),
         DType("u4", 4, "u4x2", "uint4"),
         DType("i8", 8, "int8_t", "int8"),

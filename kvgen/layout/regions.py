@@ -2,7 +2,8 @@
 
 A region is a tensor's axes from the slowest to the fastest (`kvgen.layout.axes`). `token`, `head` and `dim` have compile-time
 strides, so that an element's place, from where its page begins, is a constant expression; where page or layer lies further in,
-their extents are known too. Sub-byte elements are counted from a byte's low bits up.
+their extents are known too. Sub-byte elements are counted from a byte's low bits up. Strides and offsets count elements, or bits
+where elements begin and end within bytes (`DType.place`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ class Region:
 
     `extents` holds kv (2), token, head and dim; token may be None where its extent is a run-time matter (continuous
     caches). It holds page and layer where the spec says how many the tensors have room for. `byte_offset` is the region's
-    start inside its page; `pitch` is how many of its elements the innermost axis takes in memory where the region is a part
+    start inside its page; `pitch` is what the innermost axis takes in memory, as strides count it, where the region is a part
     of wider rows (0: just its extent). `ragged`: there are no pages, and token counts the rows of all requests, which begin
-    at any of them.
+    at any of them. `strided`: the packed elements of a byte are not neighbours, but a whole row's bytes apart: byte i of a row
+    has dims i, i + n, ..., n bytes a row.
     """
 
     role: Role
@@ -40,6 +42,7 @@ class Region:
     swizzle: Swizzle | None = None
     pitch: int = 0
     ragged: bool = False
+    strided: bool = False
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
@@ -68,7 +71,9 @@ class Region:
                 )
         if self.swizzle:
             self._check_swizzle(self.swizzle)
-        if self.byte_offset * 8 % self.dtype.bits:
+        if self.strided:
+            self._check_strided()
+        if self.byte_offset * 8 % self.dtype.place:
             raise SpecError(f"layout: byte offset {self.byte_offset} is no multiple of a {self.dtype.name} element")
 
     def _check_ragged(self) -> None:
@@ -87,9 +92,24 @@ class Region:
                 "swizzle: got one for requests that begin at any row; a swizzle permutes the elements of a page; leave it out"
             )
 
+    def _check_strided(self) -> None:
+        """The bytes of a row are whole, and side by side."""
+        kind, dims = self.dtype, dict(self.extents)["dim"]
+        if self.axes[-1] != Axis("dim") or self.swizzle or dims is None or dims % kind.together:
+            raise SpecError(
+                f"layout: got {self.text!r} with {dims} {kind.bits}-bit elements a row, {kind.together} a byte that are no "
+                f"neighbours; dim must be innermost, whole, and a multiple of {kind.together}, without a swizzle; or use "
+                "packing='neighbours'"
+            )
+
     def _check_swizzle(self, swizzle: Swizzle) -> None:
         """A swizzle permutes whole blocks of 2^(base + bits) elements: a page must be made of them, without gaps."""
         unit, text = 2 ** (swizzle.base + swizzle.bits), self.text
+        if self.element > 1:
+            raise SpecError(
+                f"swizzle: got one for {self.dtype.bits}-bit elements, {self.dtype.packing}; a swizzle moves elements that lie "
+                "within a byte each; leave it out"
+            )
         inner = [i for i, a in enumerate(self.axes) if a.name in INNER]
         if inner and any(a.name in OUTER for a in self.axes[inner[0] :]):
             raise SpecError(
@@ -110,15 +130,23 @@ class Region:
 
     @cached_property
     def strides(self) -> tuple[int | None, ...]:
-        """Compile-time strides in elements, one an axis; None where a run-time extent lies further in."""
+        """Compile-time strides, one an axis; None where a run-time extent lies further in."""
         extents = dict(self.extents)
         strides: list[int | None] = []
-        product: int | None = 1
+        product: int | None = self.element
         for axis in reversed(self.axes):
             strides.append(product)
-            whole = self.pitch if self.pitch and len(strides) == 1 else extents.get(axis.name)
-            product = None if product is None or whole is None else product * axis.extent(whole)
+            whole = extents.get(axis.name)
+            if self.pitch and len(strides) == 1:
+                product = self.pitch
+            else:
+                product = None if product is None or whole is None else product * axis.extent(whole)
         return tuple(reversed(strides))
+
+    @property
+    def element(self) -> int:
+        """The step from an element to the next one, as strides count it."""
+        return self.dtype.bits // self.dtype.place
 
     @property
     def fixed_strides(self) -> tuple[int | None, ...]:
@@ -138,7 +166,7 @@ class Region:
         return tuple(result)
 
     def stride_of(self, name: str) -> int | None:
-        """The compile-time stride of the first factor of axis `name`, in elements."""
+        """The compile-time stride of the first factor of axis `name`."""
         return next((s for a, s in zip(self.axes, self.strides, strict=True) if a.name == name), None)
 
     def index_vars(self) -> dict[str, Expr]:
@@ -147,17 +175,20 @@ class Region:
         return {n: var(n, (e - 1) if e and n not in open_ended else 2**32 - 1) for n, e in self.extents if n in INNER}
 
     def offset(self, index: Mapping[str, Expr] | None = None) -> Expr:
-        """Element offset inside the page of (token, head, dim); by default over variables of those names."""
+        """The offset inside the page of (token, head, dim); by default over variables of those names."""
         index = self.index_vars() if index is None else index
         total: Expr = const(0)
         for axis, stride in zip(self.axes, self.strides, strict=True):
-            if axis.name in INNER and stride is not None:
+            if axis.name == "dim" and self.strided:
+                total = total + index["dim"] % self.run * self.dtype.together
+                total = total + index["dim"] // self.run
+            elif axis.name in INNER and stride is not None:
                 total = total + axis.index(index[axis.name]) * stride
         return self.swizzle.apply(total) if self.swizzle else total
 
     @property
     def span(self) -> int | None:
-        """Elements from a page's first to one past its last, inner axes only; None if the token extent is open."""
+        """From a page's first element to the end of its last, inner axes only; None if the token extent is open."""
         extents, last = dict(self.extents), 0
         for axis, stride in zip(self.axes, self.strides, strict=True):
             if axis.name in INNER and stride is not None:
@@ -165,33 +196,41 @@ class Region:
                 if whole is None:
                     return None
                 last += (axis.extent(whole) - 1) * stride
-        return last + 1
+        return last + self.element
 
     @cached_property
     def run(self) -> int:
-        """Consecutive dim elements that are neighbours in memory."""
+        """Consecutive dim elements that are neighbours in memory, or in neighbouring bytes."""
         innermost, stride = self.axes[-1], self.strides[-1]
         whole = dict(self.extents)["dim"]
         assert whole is not None
-        if innermost.name != "dim" or innermost.divide != 1 or stride != 1:
+        if innermost.name != "dim" or innermost.divide != 1 or stride != self.element:
             return 1
-        length = innermost.extent(whole)
+        length = innermost.extent(whole) // (self.dtype.together if self.strided else 1)
         return min(length, 2**self.swizzle.base) if self.swizzle else length
 
     @cached_property
     def vector(self) -> int:
-        """Elements of the widest access (up to 16 bytes) that never straddles a run, given aligned outer strides."""
-        limit = max(16 * 8 // self.dtype.bits, 1)
+        """Elements of the widest access (up to 16 bytes) that never straddles a run, given aligned outer strides. Of 3-bit
+        elements they are three accesses, of a byte for every 8 of them.
+        """
+        limit = 16 if self.strided else max(16 * 8 // self.dtype.place, 1)
         strides = [
-            s for a, s in zip(self.axes, self.strides, strict=True) if a.name in INNER and s is not None and s > 1
+            s
+            for a, s in zip(self.axes, self.strides, strict=True)
+            if a.name in INNER and s is not None and s > self.element
         ]
-        width = 1
-        starts = [*strides, self.byte_offset * 8 // self.dtype.bits]
-        while width < limit and self.run % (2 * width) == 0 and all(s % (2 * width) == 0 for s in starts):
+        width, each = 1, self.dtype.together if self.strided else 1
+        starts = [*strides, self.byte_offset * 8 // self.dtype.place]
+        while width < limit and self.run % (2 * width) == 0 and all(s % (2 * width * each) == 0 for s in starts):
             width *= 2
         return width
 
+    def bytes_of(self, count: int) -> int:
+        """Bytes that an access to so many neighbouring elements takes."""
+        return count if self.strided else self.dtype.size_of(count)
+
     def byte_of(self, offset: Expr) -> tuple[Expr, Expr]:
-        """(byte, bit within it) of an element offset: sub-byte elements fill a byte from its low bits up."""
-        bits = offset * self.dtype.bits
+        """(byte, bit within it) of an offset: sub-byte elements fill a byte from its low bits up."""
+        bits = offset * self.dtype.place
         return bits // 8 + self.byte_offset, bits % 8

@@ -36,6 +36,10 @@ class Quantization(Protocol):
     @property
     def codebook(self) -> tuple[float, ...] | None: ...
     @property
+    def norm_correction(self) -> bool: ...
+    @property
+    def strided(self) -> bool: ...
+    @property
     def amax_min(self) -> float | None: ...
     @property
     def scale_min(self) -> float | None: ...
@@ -136,6 +140,12 @@ class Segment:
         while self.size % width or (block % width and width % block):
             width //= 2
         return width
+
+    @property
+    def align(self) -> int:
+        """Bytes of which the place of a widest access is a multiple; those of 3-bit elements are three such accesses."""
+        nbytes = self.region.bytes_of(self.vector)
+        return max(1, nbytes & -nbytes)
 
     @property
     def scale_vector(self) -> int:

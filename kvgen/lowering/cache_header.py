@@ -62,6 +62,7 @@ class CacheContext:
     bases: tuple[BaseContext, ...]
     segments: tuple[SegmentContext, ...]
     books: tuple[BookContext, ...]
+    strided: bool
     roles: tuple[RoleContext, ...]
     has_v: bool
     is_mla: bool
@@ -113,7 +114,7 @@ def row_of(region: Region | None, base: Base | None) -> int:
         return 0
     stride = region.strides[at]
     assert stride is not None
-    return stride * region.dtype.bits // max(base.element.bits, 8)
+    return stride * region.dtype.place // max(base.element.bits, 8)
 
 
 def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:
@@ -185,6 +186,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         bases=tuple(BaseContext(b.name, b.element.c, id_of(b)) for b in storage.bases),
         segments=lowered.segments,
         books=books(cache),
+        strided=any(s.region.strided for s in storage.segments),
         roles=roles(lowered),
         has_v="v" in storage.roles,
         is_mla=cache.stores == "k",

@@ -49,7 +49,8 @@ def _behind(cache: Cache, tensor: PoolTensor) -> tuple[str, tuple[str | None, ..
     if quant is None or tensor.name in ("rope_pool", "k_tail"):
         return "dtype", fields
     if tensor.holds_values:
-        last = f"half of {fields[-1]}" if quant.codes.packed and fields[-1] is not None else fields[-1]
+        share = {4: "half of ", 3: "3/8 of ", 2: "a quarter of "}.get(quant.codes.bits, "")
+        last = f"{share}{fields[-1]}" if fields[-1] is not None else fields[-1]
         return f"{name}.dtype", (*fields[:-1], last)
     return f"{name}.{'recipe' if tensor.name.endswith('global_scale') else 'scale_dtype'}", fields
 
@@ -90,20 +91,25 @@ def state_tensor_text(cache: AnyCache, tensor: PoolTensor) -> str:
 
 def _places(region: Region, base: Base, heads: int, dims: int) -> str:
     """A region's places in a page, for tensor maps; packed elements as the bytes that hold them."""
-    packed = 2 if region.dtype.packed else 1
+    kind = region.dtype
+    codes, units = (kind.together, kind.size_of(kind.together)) if kind.packed else (1, 1)
     strides: list[int | None] = []
     for name in ("token", "head", "dim"):
         found = [(a, s) for a, s in zip(region.axes, region.strides, strict=True) if a.name == name]
         whole = len(found) < 2 and region.swizzle is None
-        step = found[0][1] if found else (1 if name == "dim" else dims)
-        strides.append(step if not whole or step is None or name == "dim" else step // packed)
-        if not whole:
-            strides[-1] = None
+        step = found[0][1] if found else (region.element if name == "dim" else dims * region.element)
+        if not whole or step is None:
+            strides.append(None)
+        elif kind.packed:
+            strides.append(1 if name == "dim" else step * kind.place // 8)
+        else:
+            strides.append(step)
     row = strides[0] if row_of(region, base) else 0
-    codes = f", codes={packed}" if packed > 1 else ""
+    packing = (f", codes={codes}" if codes > 1 else "") + (f", units={units}" if units > 1 else "")
+    packing += ", strided=True" if region.strided else ""
     return (
-        f'RoleStrides("{base.name}", "{region.dtype.held_as}", heads={heads}, dim={dims // packed}, offset={region.byte_offset}, '
-        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{codes})"
+        f'RoleStrides("{base.name}", "{kind.held_as}", heads={heads}, dim={dims * units // codes}, offset={region.byte_offset}, '
+        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{packing})"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvgen.lowering.new_rows import NewRows
+from kvgen.lowering.segments import check_whole_bytes
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.spec.model import LongRopeScaling, Rope
 from kvgen.spec.norm import Norm
@@ -73,11 +74,7 @@ def _check_blocks(kernels: KernelSet) -> None:
         quant, scales = segment.quant, segment.scales
         if quant is None or scales is None or not quant.computed or quant.residual:
             continue
-        if segment.region.dtype.packed and scales.block[2] == 1:
-            raise ValueError(
-                f"quant: got block.dim=1 with {segment.region.dtype.name} codes, two a byte, whose scales append "
-                "computes; a byte's codes are written together, so give block.dim an even number"
-            )
+        check_whole_bytes("append", segment)
 
 
 def _check_inputs(new: NewRows, kernels: KernelSet) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvgen.lowering.lowered import LoweredCache
-from kvgen.lowering.segments import SegmentContext
+from kvgen.lowering.segments import SegmentContext, check_whole_bytes
 from kvgen.spec.cache import Cache
 
 THREADS: Final = 256
@@ -56,11 +56,7 @@ def check_addable(name: str, cache: Cache) -> None:
     for segment in storage.segments:
         if segment.scales is None or segment.quant is None or not segment.quant.computed:
             continue
-        if segment.region.dtype.packed and segment.scales.block[2] == 1:
-            raise ValueError(
-                f"quant: got block.dim=1 with {segment.region.dtype.name} codes, two a byte, whose scales {name} computes; a "
-                "byte's codes are written together, so give block.dim an even number"
-            )
+        check_whole_bytes(name, segment)
 
 
 def adders(cache: LoweredCache, *, side_by_side: bool) -> Adders:

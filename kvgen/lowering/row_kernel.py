@@ -148,16 +148,17 @@ def parameter_lines(params: tuple[str, ...]) -> tuple[str, ...]:
 
 def _resident(parts: RowParts) -> int:
     """Blocks an SM that the compiler is asked for: as many as it can give registers to without a spill; 0: as they come."""
+    blocks = [scales for w in parts.writes if w.blocks for scales in w.segment.scales]
+    # Blocks of several heads, or of many accesses a lane, take more than 6 would leave.
+    many = any(q.heads > 1 or q.chunks > 2 for q in blocks)
     if not parts.parts:
-        blocks = [scales for w in parts.writes if w.blocks for scales in w.segment.scales]
-        # Blocks of several heads, or of many accesses a lane, take more than 6 would leave.
-        if not blocks or any(q.heads > 1 or q.chunks > 2 for q in blocks):
+        if not blocks or many:
             return 0
         # Beside other rows of the same array only blocks that a lane has in one access leave enough.
         alone = len(parts.writes) == 1 or (len(parts.inputs) == 1 and blocks[0].chunks == 1)
         return 8 if len(blocks) == 1 and alone else 6
     # To divide by a number of heads that is no power of two takes registers, too.
-    if parts.q_heads & (parts.q_heads - 1):
+    if many or parts.q_heads & (parts.q_heads - 1):
         return 0
     # So does a LayerNorm, whose mean comes before its variance; a Hadamard transform, which holds a head beside the elements
     # of another lane; a norm of V beside blocks with scales; and q alone, of which a block has several rows.

@@ -9,7 +9,7 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Scales, Segment
 from kvgen.lowering.lowered import LoweredCache
-from kvgen.lowering.segments import SegmentContext
+from kvgen.lowering.segments import SegmentContext, check_whole_bytes
 from kvgen.plan.params import Access, Array
 from kvgen.spec.cache import Cache
 
@@ -70,19 +70,19 @@ class StoredRun:
     @property
     def across(self) -> bool:
         """Whether neighbouring tokens share a sector of the pages."""
-        return across(self.region, self.row * (2 if self.element.packed else 1))
+        return across(self.region, self.row * (8 if self.element.packed else self.element.bits) // 8)
 
 
 def token_step(region: Region) -> int:
     """Bytes between tokens that are nearest to each other in a page."""
     steps = [s for a, s in zip(region.axes, region.strides, strict=True) if a.name == "token" and s is not None]
-    return min(steps, default=2**31) * region.dtype.bits // 8
+    return min(steps, default=2**31) * region.dtype.place // 8
 
 
-def across(region: Region, row: int) -> bool:
-    """Whether neighbouring tokens share a sector in which a token's own elements, `row` of them, do not lie side by side, so that
-    lanes that walk tokens first fill it."""
-    return token_step(region) < min(_SECTOR, row * region.dtype.bits // 8)
+def across(region: Region, row_bytes: int) -> bool:
+    """Whether neighbouring tokens share a sector in which a token's own elements, of so many bytes, do not lie side by side, so
+    that lanes that walk tokens first fill it."""
+    return token_step(region) < min(_SECTOR, row_bytes)
 
 
 def name_of(role: str, segment: Segment) -> str:
@@ -99,7 +99,9 @@ def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
         dims = "v_head_dim" if role == "v" and cache.spec.v_head_dim else "head_dim"
         for segment in parts:
             s, element = next(shown), segment.region.dtype
-            per = 2 if element.packed else 1
+            row, vector = segment.size, segment.vector
+            if element.packed:
+                row, vector = element.size_of(row), segment.region.bytes_of(vector)
             found.append(
                 StoredRun(
                     struct=s.struct,
@@ -110,8 +112,8 @@ def stored_runs(cache: LoweredCache) -> tuple[StoredRun, ...]:
                     element=element,
                     array=dtype("u8") if segment.quant is not None else element,
                     region=segment.region,
-                    shape=(cache.spec.kv_heads, segment.size // per),
-                    vector=max(1, segment.vector // per),
+                    shape=(cache.spec.kv_heads, row),
+                    vector=max(1, vector),
                     fields=("kv_heads", dims),
                 )
             )
@@ -167,7 +169,7 @@ def raw_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "
             r.array.name,
             ("T", *r.shape),
             access=access,
-            align=r.vector * r.array.bytes,
+            align=(r.vector & -r.vector) * r.array.bytes,
             strided=True,
             doc=doc.format(r.title),
             field="dtype" if r.array.name == cache.spec.dtype else None,
@@ -177,6 +179,13 @@ def raw_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "
     )
 
 
+def _together(s: SegmentContext) -> tuple[int, ...]:
+    """How many lanes load a row at once, where they need all of its codes: its norm is corrected."""
+    lanes = s.size // s.width
+    whole = s.corrected and s.scales[0].heads == 1 and s.scales[0].dims == s.size
+    return (lanes,) if whole and lanes in (2, 4, 8, 16, 32) else ()
+
+
 def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", "v")) -> tuple[RunContext, ...]:
     """The segments of these roles as values of the cache's dtype, side by side in `k<suffix>` and `v<suffix>`."""
     return tuple(
@@ -184,7 +193,7 @@ def value_runs(cache: LoweredCache, suffix: str, roles: tuple[str, ...] = ("k", 
             name=f"{s.struct}Values",
             array=s.role + suffix,
             title=s.title,
-            stored=View("Values", s.struct, (s.value,)).type,
+            stored=View("Values", s.struct, (s.value, *_together(s))).type,
             width=s.width,
             vectors=s.vectors,
             head_dims=s.row,
@@ -211,12 +220,8 @@ def check_writes(op: str, cache: Cache) -> None:
             "they complete; give the rows to seal and append"
         )
     for segment in cache.storage.segments:
-        quant, scales = segment.quant, segment.scales
-        if quant is not None and scales is not None and quant.computed and quant.codes.packed and scales.block[2] == 1:
-            raise ValueError(
-                f"quant: got block.dim=1 with {quant.codes.name} codes, two a byte, whose scales {op} computes; a byte's codes "
-                "are written together, so give block.dim an even number"
-            )
+        if segment.quant is not None and segment.quant.computed:
+            check_whole_bytes(op, segment)
 
 
 def row_params(cache: LoweredCache, suffix: str, doc: str, *, access: Access = "in") -> tuple[Array, ...]:

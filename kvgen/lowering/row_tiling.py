@@ -60,7 +60,7 @@ class Blocks:
 
 
 def _token_step(region: Region) -> int:
-    """The smallest step from a token to the next, in elements; 0 where tokens are no axis."""
+    """The smallest step from a token to the next, as strides count it; 0 where tokens are no axis."""
     steps = [s for a, s in zip(region.axes, region.strides, strict=True) if a.name == "token" and s is not None]
     return min(steps, default=0)
 
@@ -70,8 +70,8 @@ def _by_token(cache: LoweredCache, role: str, begin: int) -> tuple[int, int]:
     tokens do not lie side by side."""
     segment = next(s for s in cache.spec.storage.roles[role] if s.begin == begin)
     run = segment.region.vector
-    run_bytes = run * segment.region.dtype.bits // 8
-    beside = _token_step(segment.region) == run and segment.region.swizzle is None
+    run_bytes = segment.region.bytes_of(run)
+    beside = _token_step(segment.region) == run * segment.region.element and segment.region.swizzle is None
     values = max(1, SECTOR // run_bytes) if beside and 0 < run_bytes < SECTOR else 1
     scales = segment.scales
     if scales is None or scales.region is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +25,7 @@ _RECIPES: Final = {
     "min": "least",
     "norm": "norm",
     "unit": "unit",
+    "signs": "signs",
     "max": "nvfp4_max",
     "global": "nvfp4_global",
 }
@@ -35,8 +37,8 @@ class ScaleContext:
     or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
-    blocks give every lane as much, up to the last dim. `floors` are what an amax and a scale are raised to, in C, or none; `pad`
-    places behind a token's scales are zero.
+    blocks give every lane as much, up to the last dim; `apart` codes of a byte are one lane's. `floors` are what an amax and a
+    scale are raised to, in C, or none; `pad` places behind a token's scales are zero.
     """
 
     type: str
@@ -60,6 +62,7 @@ class ScaleContext:
     width: int
     chunks: int
     whole: bool
+    apart: int = 1
 
     @property
     def held(self) -> bool:
@@ -89,13 +92,17 @@ class ScaleContext:
 
 @dataclass(frozen=True)
 class BookContext:
-    """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude."""
+    """A codebook in cache.cuh, of the segment `struct`: its values, what lies halfway between them, the largest magnitude. Where
+    readers correct norms, 2^23 units of squares and the root of a unit, as `norm`. `signs`: codes have a sign's bit above.
+    """
 
     struct: str
     title: str
     values: tuple[str, ...]
     middles: tuple[str, ...]
     largest: str
+    norm: tuple[str, ...] = ()
+    signs: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,11 @@ class SegmentContext:
         return bool(self.scales) and self.scales[0].recipe != "given"
 
     @property
+    def corrected(self) -> bool:
+        """Whether readers need all codes of a block to read one."""
+        return bool(self.scales) and self.scales[0].recipe == "norm_corrected"
+
+    @property
     def global_scale(self) -> bool:
         """Whether one scale lies above those of the blocks."""
         return bool(self.scales) and bool(self.scales[0].global_scale)
@@ -149,6 +161,16 @@ class SegmentContext:
         return self.heads * self.size // self.width
 
 
+def check_whole_bytes(op: str, segment: Segment) -> None:
+    """Raise ValueError where the codes of a byte have several scales that an operation computes."""
+    kind, scales = segment.region.dtype, segment.scales
+    if scales is not None and scales.block[2] % kind.together:
+        raise ValueError(
+            f"quant: got block.dim={scales.block[2]} with {kind.name} codes, {kind.packing}, whose scales {op} computes; codes "
+            f"that share bytes are written together, so make block.dim a multiple of {kind.together}"
+        )
+
+
 def books(cache: Cache) -> tuple[BookContext, ...]:
     """The codebooks of a cache."""
     found = []
@@ -159,8 +181,18 @@ def books(cache: Cache) -> tuple[BookContext, ...]:
             middles = [_single(_single(a + b) / 2) for a, b in pairwise(values)]
             largest = max(map(abs, values))
             codes, between = (tuple(map(float_literal, v)) for v in (values, middles))
-            found.append(BookContext(context.struct, context.title, codes, between, float_literal(largest)))
+            norm = tuple(map(float_literal, _square_units(largest))) if quant.norm_correction else ()
+            signs = quant.recipe == "signs"
+            found.append(
+                BookContext(context.struct, context.title, codes, between, float_literal(largest), norm, signs)
+            )
     return tuple(found)
+
+
+def _square_units(largest: float) -> tuple[float, float]:
+    """2^23 units of squares, and the root of a unit: squares of values have 22 bits, so that those of 1023 add up in 32."""
+    _, exponent = math.frexp(largest)  # largest < 2^exponent
+    return 2.0 ** (2 * exponent + 1), 2.0 ** (exponent - 11)
 
 
 def _single(x: float) -> float:
@@ -171,7 +203,10 @@ def _single(x: float) -> float:
 
 def _element(element: DType, quant: Quantization | None, name: str) -> str:
     """The C type of a segment's elements."""
-    return f"Coded<{element.c}, {name}Book>" if quant is not None and quant.codebook is not None else element.c
+    if quant is None:
+        return element.c
+    codes = f"Strided<{element.c}>" if quant.strided else element.c
+    return f"Coded<{codes}, {name}Book>" if quant.codebook is not None else codes
 
 
 def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
@@ -188,6 +223,23 @@ def _floors(quant: Quantization) -> tuple[str, ...]:
     return tuple(float_literal(n or 0.0) for n in floors) if any(floors) else ()
 
 
+def _recipe(quant: Quantization) -> str:
+    """The recipe's name in device/cache/segment.cuh."""
+    return _RECIPES[quant.recipe] + ("_raised" if _floors(quant) else "_corrected" if quant.norm_correction else "")
+
+
+def walk(block: int, width: int, apart: int) -> tuple[int, int]:
+    """(lanes, accesses of a lane) that go through a block in accesses of `width`. Where the codes of a byte are apart, a lane has
+    all of them.
+    """
+    if apart > 1:
+        most = block // (width * apart)
+        lanes = min(32, most & -most)
+    else:
+        lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    return lanes, -(-block // (width * lanes))
+
+
 def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: int) -> ScaleContext:
     quant = segment.quant
     assert quant is not None
@@ -201,10 +253,11 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     block = scales.block[1] * scales.block[2]
     while scales.block[2] % width:
         width //= 2
-    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
+    apart = segment.region.dtype.together if segment.region.strided else 1
+    lanes, chunks = walk(block, width, apart)
     return ScaleContext(
         type=scales.dtype.c,
-        recipe="given" if scales.array else _RECIPES[quant.recipe] + ("_raised" if floors else ""),
+        recipe="given" if scales.array else _recipe(quant),
         zero=scales.zero,
         floors=floors,
         given=bool(scales.array),
@@ -222,8 +275,9 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         residual=quant.residual or 0,
         lanes=lanes,
         width=width,
-        chunks=-(-block // (width * lanes)),
+        chunks=chunks,
         whole=block % (width * lanes) == 0 and segment.size % scales.block[2] == 0,
+        apart=apart,
     )
 
 
@@ -240,7 +294,7 @@ def segments(cache: Cache) -> tuple[SegmentContext, ...]:
             part = "Rope" if segment.begin else ""
             kind = _element(element, segment.quant, STRUCTS[role] + part)
             cast, start = _start(cache, segment.base, kind, region.byte_offset)
-            width = min(segment.vector, 16 // value.bytes)
+            width = min(segment.vector, max(16 // value.bytes, 1 if region.strided else element.together))
             # A row of the caller's has its parts side by side: each begins with a whole access.
             while len(parts) > 1 and (segment.begin % width or row % width):
                 width //= 2

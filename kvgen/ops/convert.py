@@ -15,7 +15,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.row_runs import StoredRun, View, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
-from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext
+from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext, walk
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Param, Scalar, Size
 from kvgen.spec.cache import Cache
@@ -266,7 +266,7 @@ def _alike(mine: Segment, other: Segment, whole: tuple[int, int], *, same_scales
     a, b = mine.quant, other.quant
     if (a.dtype, a.zero, a.scale_dtype, a.recipe, a.scale) != (b.dtype, b.zero, b.scale_dtype, b.recipe, b.scale):
         return False
-    if a.codebook != b.codebook:
+    if (a.codebook, a.norm_correction, a.strided) != (b.codebook, b.norm_correction, b.strided):
         return False
     if mine.scales is None or other.scales is None:
         return mine.scales is other.scales
@@ -308,14 +308,16 @@ def _plan_segments(
             if s.computed:
                 scales = _narrowed(s, s.scales[0], edges, heads)
                 by_token = scales_by_token(cache, role, segment.begin)
-                blocks.append(BlockContext(s, scales, load, value.c, across(segment.region, heads * s.size), by_token))
+                blocks.append(
+                    BlockContext(s, scales, load, value.c, across(segment.region, _row_bytes(segment, heads)), by_token)
+                )
                 continue
-            is_across = across(segment.region, heads * s.size)
+            is_across = across(segment.region, _row_bytes(segment, heads))
             bits = max(segment.region.dtype.bits, *(o.region.dtype.bits for o in others))
             width = min(min(o.vector for o in others) if is_across else segment.vector, 128 // bits)
             while edges % width:
                 width //= 2
-            width = max(width, 2 if segment.region.dtype.packed else 1)
+            width = max(width, segment.region.dtype.together)
             copies.append(
                 CopyContext(
                     name=f"{s.struct}Values",
@@ -331,14 +333,18 @@ def _plan_segments(
     return tuple(copies), tuple(blocks)
 
 
+def _row_bytes(segment: Segment, heads: int) -> int:
+    """Of so many heads of a token."""
+    return segment.region.dtype.size_of(heads * segment.size)
+
+
 def _narrowed(s: SegmentContext, q: ScaleContext, edges: int, heads: int) -> ScaleContext:
     """The walk over a block in accesses that also end where the source's segments do, and the blocks of so many heads."""
     width = q.width
     while edges % width:
         width //= 2
     block = q.heads * q.dims
-    lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
-    chunks = -(-block // (width * lanes))
+    lanes, chunks = walk(block, width, q.apart)
     return replace(
         q,
         blocks=q.blocks * heads // s.heads,

@@ -85,8 +85,9 @@ class MlaDecode(Op):
       "compressed", cache=...) brings `compressed_cache`, `compressed_indices` and `compressed_topk_lengths`. Their records may
       be other ones; values are those of gather, in the cache's dtype, before they are multiplied.
     - `sinks`: as in decode.
-    - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step. Lists take "none" and
-      "balanced": `plan` takes their `topk_lengths`, and all layers whose lists are as long share it.
+    - `split`: as in decode; with "balanced" and "invariant" a workspace is planned once a step. With `sparse=True` "balanced"
+      divides the listed rows among blocks: `topk_lengths` of every list are then required, in `plan` and in the call, and lists
+      of other lengths than were planned make their row NaN. "invariant" is refused there: with "none" a row is one block's.
 
     Rows of no request and rows that see nothing give 0, and `lse_empty` in lse; a request with invalid pages or lengths
     gives NaN.
@@ -113,7 +114,7 @@ class MlaDecode(Op):
     lse_empty: Literal["-inf", "inf"] = "-inf"
     """What `lse` is for a row that sees no token."""
     split: Split = "none"
-    """How requests are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
+    """How requests, or the lists of rows, are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
     chunk: int = Field(default=512, ge=64, le=2**20)
     """Tokens of a piece with split="invariant"."""
     index_dtype: IndexName | None = None
@@ -182,7 +183,7 @@ class MlaDecode(Op):
                 "ops: mla_decode with sparse=True finds rows by one index, but scales have a page table of their own "
                 "(own_table); use own_table=False"
             )
-        if not self._stored(kernels):
+        if self.as_stored(kernels):
             mla_records.check_row(cache, "ops: mla_decode")
         for keys in self.sources:
             self._check_keys(keys, cache)
@@ -228,16 +229,16 @@ class MlaDecode(Op):
         """Of a request, or of a row that has lists."""
         return self.rows * kernels.q_heads
 
-    def _stored(self, kernels: KernelSet) -> bool:
-        """Whether products are made of one cache's rows as they are stored. Others go through kernels that take rows of any
-        record, of several caches as well."""
+    def as_stored(self, kernels: KernelSet) -> str:
+        """Why products are not made of rows as they are stored; empty where they are. Other kernels take rows of any record, of
+        several caches as well."""
         if self.sources:
-            return False
+            return "rows of several caches"
         try:
             shape_of(latent_row(kernels.kv), kernels.kv, self._columns(kernels), kernels.arch)
-        except ValueError:
-            return False
-        return True
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def in_pairs(self, kernels: KernelSet) -> str:
         """Why pairs of warps do not take the rows that lists name; empty where they do."""
@@ -267,7 +268,7 @@ class MlaDecode(Op):
 
     def _warp_cols(self, kernels: KernelSet, archs: tuple[str, ...]) -> int:
         """Columns of a block whose products are of warps, on these architectures."""
-        if self._stored(kernels):
+        if not self.as_stored(kernels):
             return shape_of(latent_row(kernels.kv), kernels.kv, self._columns(kernels), archs).cols
         if not self.in_pairs(kernels):
             return mla_pairs.pairs_shape(kernels).cols
@@ -314,7 +315,7 @@ class MlaDecode(Op):
 
     def _kernel_of_warps(self, kernels: KernelSet) -> KernelPlan:
         """The kernel of all architectures, with sm_90a's own beside it where rows are not widened there."""
-        if self._stored(kernels):
+        if not self.as_stored(kernels):
             return self._stored_plan(kernels)
         plan = self._records_plan(kernels) if self.in_pairs(kernels) else self._pairs_plan(kernels)
         if self.by_warpgroups(kernels):
@@ -422,7 +423,7 @@ class MlaDecode(Op):
 
     def _plan_tiles(self, kernels: KernelSet) -> tuple[int, int]:
         """Tokens of a tile, and where sm_90a's kernel has others than that of other architectures, its own (0: it has not)."""
-        stored = self._stored(kernels)
+        stored = not self.as_stored(kernels)
         own = 0
         if not self.widened(kernels) or not self.by_warpgroups(kernels):
             own = mla_widened.TOKENS

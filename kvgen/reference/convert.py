@@ -145,7 +145,7 @@ def _alike(part: Coded, twin: Coded, same_scales: bool) -> bool:
     a, b = part.quant, twin.quant
     if (a.dtype, a.zero, a.scale_dtype, a.scale, a.recipe) != (b.dtype, b.zero, b.scale_dtype, b.scale, b.recipe):
         return False
-    if a.codebook != b.codebook:
+    if (a.codebook, a.norm_correction, a.packing) != (b.codebook, b.norm_correction, b.packing):
         return False
     every = a.scale == "given" and a.block.head is None and b.block.head is None  # a scale of all heads, however many
     heads_alike = every or part.block[1] == twin.block[1]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kvgen.reference.quant import pack_nibbles, unpack_nibbles
+from kvgen.reference.quant import pack_codes, unpack_codes
 
 Raw = NDArray[Any]
 OUTER = ("page", "kv", "layer")
@@ -43,8 +43,9 @@ class Elements:
 
     `array` is a tensor whose dimensions are the words of `axes` in their order ("page kv layer token head dim",
     "block head dim/8 token dim%8", ...), with any strides. `layer` and `kv` choose along the axes of those names.
-    `heads` and `dim` are the extents of a row, also where the text leaves out an axis of extent 1. `packed` says that the
-    last axis holds bytes of two 4-bit elements each, the even one in the low half; rows are then numbers 0 to 15.
+    `heads` and `dim` are the extents of a row, also where the text leaves out an axis of extent 1. `packed` bits (0: none) say
+    that the last axis holds bytes of elements of so many bits, from the lowest bit up; rows are then their bits as numbers.
+    `strided`: those of a byte stand a row's bytes apart.
     `swizzle` = (bits, base, shift): the element at offset o of a page lies at `o ^ ((o >> (base + shift)) % 2^bits << base)`.
     """
 
@@ -58,7 +59,8 @@ class Elements:
         layer: int = 0,
         kv: int = 0,
         swizzle: tuple[int, int, int] | None = None,
-        packed: bool = False,
+        packed: int = 0,
+        strided: bool = False,
     ) -> None:
         left = [(w.name, w.step) for w in words(axes)]
         if array.ndim != len(left):
@@ -71,15 +73,15 @@ class Elements:
         page = left.index(("page", 1))
         # A logical axis is its factors from the largest step to the smallest.
         order = [i for name in ("token", "head", "dim") for i, _ in _descending(left, name)]
-        self.heads, self.dim, self.packed = heads, dim, packed
+        self.heads, self.dim, self.packed, self.strided = heads, dim, packed, strided
         self._view = array.transpose([page, *order])
         token_factors = len(_descending(left, "token"))
         self._token_shape = self._view.shape[1 : 1 + token_factors]
         self._row_shape = self._view.shape[1 + token_factors :]
-        self._width = dim // 2 if packed else dim
+        self._width = dim * packed // 8 if packed else dim
         self.pages: int = self._view.shape[0]
         self.tokens: int = math.prod(self._token_shape)
-        if math.prod(self._row_shape) != heads * self._width or dim % (1 + packed):
+        if math.prod(self._row_shape) != heads * self._width or dim * packed % 8:
             raise ValueError(f"array: got rows of {self._row_shape}, not {heads} heads of {dim}")
         self._places: NDArray[np.int64] | None = None
         if swizzle is not None:
@@ -93,20 +95,29 @@ class Elements:
                 f"swizzle: got a page with strides {inner.strides[1:]} bytes; its elements must be neighbours"
             )
         bits, base, shift = swizzle
-        shape = (*inner.shape[1:-1], inner.shape[-1] * (1 + self.packed))
+        each = 8 // (self.packed or 8)
+        shape = (*inner.shape[1:-1], inner.shape[-1] * each)
         offsets = np.arange(math.prod(shape), dtype=np.int64)
         moved = offsets ^ ((offsets >> (base + shift)) % 2**bits << base)
         # moved[o] in the order of the page's own axes, then of token, head, dim.
         axes = [o - (o > page) for o in order]
         places = moved.reshape(shape).transpose(axes).reshape(self.tokens, self.heads, self.dim)
         if self.packed:
-            even, odd = places[..., 0::2], places[..., 1::2]
-            if (even % 2).any() or (odd != even + 1).any():
-                raise ValueError(f"swizzle: {swizzle} tears the two elements of a byte apart")
-            places = even // 2
+            first = places[..., 0::each]
+            if (first % each).any() or any((places[..., i::each] != first + i).any() for i in range(each)):
+                raise ValueError(f"swizzle: {swizzle} tears the elements of a byte apart")
+            places = first // each
         self._places = places
         size = math.prod(inner.shape[1:])
         self._flat = as_strided(inner, (inner.shape[0], size), (inner.strides[0], inner.itemsize))
+
+    def as_stored(self, rows: Raw) -> Raw:
+        """Rows `[..., dim]` as memory has them: packed codes in bytes."""
+        return pack_codes(rows, self.packed, self.strided) if self.packed else rows
+
+    def unpacked(self, rows: Raw) -> Raw:
+        """The inverse of `as_stored`."""
+        return unpack_codes(rows, self.packed, self.strided) if self.packed else rows
 
     def read(self, page: int, token: int) -> Raw:
         """The row `[heads, dim]` of one token, a copy."""
@@ -114,11 +125,11 @@ class Elements:
             row = np.asarray(self._flat[page][self._places[token]])
         else:
             row = np.array(self._view[self._index(page, token)]).reshape(self.heads, self._width)
-        return unpack_nibbles(row) if self.packed else row
+        return self.unpacked(row)
 
     def write(self, page: int, token: int, row: Raw) -> None:
         """Store `row` `[heads, dim]`, of the tensor's dtype, as one token."""
-        row = pack_nibbles(row) if self.packed else row
+        row = self.as_stored(row)
         if self._places is not None:
             self._flat[page][self._places[token]] = row
         else:
@@ -130,7 +141,7 @@ class Elements:
             rows = [self.read(page, token) for token in range(first, first + count)]
             return np.stack(rows) if rows else np.zeros((0, self.heads, self.dim), self._view.dtype)
         found = np.array(self._view[page, first : first + count]).reshape(count, self.heads, self._width)
-        return unpack_nibbles(found) if self.packed else found
+        return self.unpacked(found)
 
     def write_run(self, page: int, first: int, rows: Raw) -> None:
         """Store `rows` `[T, heads, dim]` as the tokens from `first`."""
@@ -138,7 +149,7 @@ class Elements:
             for i, row in enumerate(rows):
                 self.write(page, first + i, row)
             return
-        own = pack_nibbles(rows) if self.packed else rows
+        own = self.as_stored(rows)
         self._view[page, first : first + len(rows)] = own.reshape(len(rows), *self._row_shape)
 
     def logical(self) -> Raw:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.quant import pack_nibbles, unpack_nibbles
 from kvgen.reference.segments import Plain
 from kvgen.reference.tables import LIMIT, Place, RowRange, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
@@ -161,7 +160,7 @@ def gather(
 
 
 def stored(rows: Rows, role: str, token: int, place: Place) -> dict[str, NDArray[Any]]:
-    """What memory holds of a token, by name: codes (bytes, two packed ones each), scales, and plain values.
+    """What memory holds of a token, by name: codes (bytes, packed ones as memory has them), scales, and plain values.
 
     `role` is "k" or "v"; a plain part is called after it, with `_rope` behind it where it is not the row's first.
     """
@@ -170,8 +169,7 @@ def stored(rows: Rows, role: str, token: int, place: Place) -> dict[str, NDArray
         if isinstance(part, Plain):
             found[_name(role, part, rows)] = part.elements.read(place.page, token)
             continue
-        codes = part.codes.read(place.page, token)
-        found[f"{role}_codes"] = pack_nibbles(codes) if part.codes.packed else codes
+        found[f"{role}_codes"] = part.codes.as_stored(part.codes.read(place.page, token))
         if part.scales is not None:
             found[f"{role}_scales"] = part.scales.read(place.scales, token)
     return found
@@ -183,8 +181,7 @@ def put_stored(rows: Rows, role: str, token: int, place: Place, given: Mapping[s
         if isinstance(part, Plain):
             part.elements.write(place.page, token, given[_name(role, part, rows)])
             continue
-        codes = given[f"{role}_codes"]
-        part.codes.write(place.page, token, unpack_nibbles(codes) if part.codes.packed else codes)
+        part.codes.write(place.page, token, part.codes.unpacked(given[f"{role}_codes"]))
         if part.scales is not None:
             part.scales.write(place.scales, token, given[f"{role}_scales"])
 

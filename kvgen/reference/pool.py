@@ -219,7 +219,7 @@ class _Finder:
             parts.append(Plain(self._elements(array, self._text(role), role, dim, swizzle=swizzle)))
         else:
             bytes_ = typed(array, np.dtype(np.uint8))
-            codes = self._elements(bytes_, self._text(role), role, dim, swizzle=swizzle, packed=quant.codes.packed)
+            codes = self._elements(bytes_, self._text(role), role, dim, swizzle=swizzle, **_packing(quant))
             parts.append(self._coded(role, quant, codes, self._scale_tensor(role, quant, dim)))
         if rope and self.layout.rope is not None:
             array = self.arrays["rope_pool"]
@@ -273,9 +273,7 @@ class _Finder:
         pool, axes, plain = self.arrays["pool"], self._text("k"), self.cache.plain_dims
         latent = self.cache.head_dim - plain
         code_bytes = latent * quant.codes.bits // 8
-        codes = self._elements(
-            cut(pool, 0, [code_bytes], np.dtype(np.uint8)), axes, "k", latent, packed=quant.codes.packed
-        )
+        codes = self._elements(cut(pool, 0, [code_bytes], np.dtype(np.uint8)), axes, "k", latent, **_packing(quant))
         end, scales = code_bytes, None
         if quant.place == "row" and quant.scale_dtype is not None and quant.computed:
             kind, (heads, places) = dtype(quant.scale_dtype).numpy(), self._scale_row(quant, latent)
@@ -305,7 +303,7 @@ class _Finder:
             return [Plain(self._elements(cut(pool, begin, [dim], self.kind), text, role, dim))]
         code_bytes = dim * quant.codes.bits // 8
         bytes_ = cut(pool, begin, [code_bytes], np.dtype(np.uint8))
-        codes = self._elements(bytes_, text, role, dim, packed=quant.codes.packed)
+        codes = self._elements(bytes_, text, role, dim, **_packing(quant))
         scales = None
         if quant.scale_dtype is not None and quant.computed:
             _, places = self._scale_row(quant, dim)
@@ -330,11 +328,11 @@ class _Finder:
         inner = [a for a in axes if words(a)[0].name in ("token", "head", "dim")]
         tokens, end, found = cache.page_tokens or 0, 0, dict[str, list[Part]]()
 
-        def take(within: list[str], extents: dict[str, int], kind: np.dtype[Any], packed: bool = False) -> Raw:
+        def take(within: list[str], extents: dict[str, int], kind: np.dtype[Any], packed: int = 0) -> Raw:
             nonlocal end
             shape = [w.extent(extents[w.name]) for w in words(" ".join(within))]
             if packed:
-                shape[-1] //= 2
+                shape[-1] = shape[-1] * packed // 8
             part = cut(pool, end, shape, kind)
             end += -(-math.prod(shape) * kind.itemsize // BYTE_PAGE_ALIGN) * BYTE_PAGE_ALIGN
             return part
@@ -349,12 +347,13 @@ class _Finder:
                 sizes = {"token": tokens, "head": 1, "dim": code_bytes + plain * self.kind.itemsize}
                 row = take(inner, sizes, np.dtype(np.uint8))
                 codes = cut(row, 0, [code_bytes], np.dtype(np.uint8))
-                elements[role] = self._elements(codes, row_axes, role, latent, packed=quant.codes.packed)
+                elements[role] = self._elements(codes, row_axes, role, latent, **_packing(quant))
                 rope.append(Plain(self._elements(cut(row, code_bytes, [plain], self.kind), row_axes, role, plain)))
                 continue
-            packed, kind = (quant.codes.packed, np.dtype(np.uint8)) if quant else (False, self.kind)
-            part = take(inner, {"token": tokens, "head": cache.kv_heads, "dim": dim}, kind, packed)
-            elements[role] = self._elements(part, " ".join([*outer, *inner]), role, dim, packed=packed)
+            packing, kind = (_packing(quant), np.dtype(np.uint8)) if quant else ({}, self.kind)
+            sizes = {"token": tokens, "head": cache.kv_heads, "dim": dim}
+            part = take(inner, sizes, kind, packing.get("packed", 0))
+            elements[role] = self._elements(part, " ".join([*outer, *inner]), role, dim, **packing)
         for role in cache.roles:
             quant, dim = cache.quants[role], elements[role].dim
             if quant is None:
@@ -370,3 +369,8 @@ class _Finder:
                 scales = self._elements(part, " ".join([*outer, *within]), role, places, heads=heads, pad=pad)
             found[role] = [self._coded(role, quant, elements[role], scales), *rope]
         return found
+
+
+def _packing(quant: Quant) -> dict[str, int]:
+    """Bits of codes that are parts of bytes, 0 for whole ones; and whether those of a byte are no neighbours."""
+    return {"packed": quant.codes.bits if quant.codes.packed else 0, "strided": quant.packing == "strided"}

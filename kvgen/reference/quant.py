@@ -1,7 +1,7 @@
 """Quantization: the codes of every element type, and how a block of values gets a scale.
 
-A code's byte holds its bits as memory has them: floats as they are, signed integers in two's complement, 4-bit codes in the
-low nibble (`pack_nibbles` joins two). Values are float64; where the kernels round to f32, so does the oracle, and says
+A code's byte holds its bits as memory has them: floats as they are, signed integers in two's complement, narrower codes in the
+low bits (`pack_codes` joins them). Values are float64; where the kernels round to f32, so does the oracle, and says
 where. Nothing raises or warns for values that have no code: NaN, infinities and overflow have defined results.
 """
 
@@ -23,7 +23,9 @@ Singles = NDArray[np.float32]
 # Exponent bits, mantissa bits, largest finite number, whether what follows it is infinity.
 _FLOATS: Final = {"e4m3": (4, 3, 448.0, False), "e5m2": (5, 2, 57344.0, True), "e2m1": (2, 1, 6.0, False)}
 # Bits of a code, smallest and largest code that casting makes.
-_INTEGERS: Final = {"i8": (8, -127, 127), "u8": (8, 0, 255), "i4": (4, -7, 7), "u4": (4, 0, 15)}
+_INTEGERS: Final = {
+    "i8": (8, -127, 127), "u8": (8, 0, 255), "i4": (4, -7, 7), "u4": (4, 0, 15), "u3": (3, 0, 7), "u2": (2, 0, 3)
+}  # fmt: skip
 _ROUNDED: Final[dict[str, Any]] = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16, "e4m3": float8_e4m3fn}
 
 LARGEST: Final = {**{n: f[2] for n, f in _FLOATS.items()}, **{n: float(i[2]) for n, i in _INTEGERS.items()}}
@@ -32,11 +34,11 @@ LARGEST: Final = {**{n: f[2] for n, f in _FLOATS.items()}, **{n: float(i[2]) for
 
 def code_dtype(dtype: str, zero: bool) -> str:
     """What a spec's dtype is in memory: with zero points, integers are unsigned."""
-    return {"i8": "u8", "i4": "u4"}.get(dtype, dtype) if zero else dtype
+    return {"i8": "u8", "i4": "u4", "i3": "u3", "i2": "u2"}.get(dtype, dtype) if zero else dtype
 
 
 def values(codes: Array, dtype: str) -> Floats:
-    """The numbers that codes (uint8, of any shape) stand for: every byte, or every nibble of a 4-bit type, has one."""
+    """The numbers that codes (uint8, of any shape) stand for: every byte, or every number of so many bits, has one."""
     codes = np.asarray(codes, np.int64)
     if dtype in _INTEGERS:
         bits, least, _ = _INTEGERS[dtype]
@@ -132,9 +134,9 @@ def choose(
     """
     x = _single(x)
     with np.errstate(all="ignore"):
-        if recipe in ("norm", "unit"):
+        if recipe in ("norm", "unit", "signs"):
             assert codebook is not None
-            return _norms(x, recipe, scale_dtype, codebook), None
+            return _norms(x, recipe, scale_dtype, codebook)
         if recipe == "min":
             return _from_least(x, np.float32(LARGEST[code_dtype(dtype, True)]), scale_dtype)
         if zero:
@@ -180,13 +182,32 @@ def norms(x: Array) -> Singles:
         return _single(np.sqrt((np.asarray(x, np.float64) ** 2).sum(axis=-1)))
 
 
-def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float]) -> Array:
-    """Norms, with "unit" over those of what the codes of x / norm stand for."""
-    norm = norms(x)
+def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float]) -> tuple[Array, Array | None]:
+    """Norms, with "unit" over those of what the codes of x / norm stand for; with "signs" the root mean squares of what these
+    leave of x / norm, in f32."""
+    norm, book = norms(x), np.asarray(codebook, np.float32)
     if recipe == "norm":
-        return round_to(norm, scale_dtype)
-    of_codes = norms(np.asarray(codebook, np.float32)[quantize(x, norm, None, "i4", codebook=codebook)])
-    return round_to(np.where(of_codes == 0, np.float32(0), norm / of_codes), scale_dtype)
+        return round_to(norm, scale_dtype), None
+    with np.errstate(all="ignore"):
+        direction = np.where(norm[..., None] == 0, np.float32(0), x / norm[..., None])
+    stand_for = book[_nearest(direction, codebook)]
+    if recipe == "signs":
+        left = (direction - stand_for).astype(np.float64)
+        return round_to(norm, scale_dtype), round_to(_single(np.sqrt((left**2).mean(axis=-1))), scale_dtype)
+    of_codes = norms(stand_for)
+    return round_to(np.where(of_codes == 0, np.float32(0), norm / of_codes), scale_dtype), None
+
+
+def corrected(norm: Array, codes: Bytes, codebook: Sequence[float]) -> Singles:
+    """What readers multiply the values of codes `[..., block]` with where norms `[...]` are corrected: the norm over that of the
+    values, of which each square is rounded to a whole number of units; the norm where all are 0."""
+    book = np.asarray(codebook, np.float32).astype(np.float64)
+    _, exponent = np.frexp(np.abs(book).max())
+    unit = 4.0 ** (int(exponent) - 11)
+    squares = np.rint(book[codes] ** 2 / unit).sum(axis=-1)
+    with np.errstate(all="ignore"):
+        of_values = np.sqrt(_single(squares)) * np.float32(np.sqrt(unit))
+        return np.where(squares == 0, _single(norm), _single(norm) / of_values)
 
 
 def _nearest(x: Singles, codebook: Sequence[float]) -> Bytes:
@@ -226,10 +247,15 @@ def quantize(
     with np.errstate(all="ignore"):
         divisor = _divisor(scale, global_scale if recipe == "global" else None)[..., None]
         code = (x - _single(zero)[..., None] if recipe == "min" and zero is not None else x) / divisor
-        if zero is not None and recipe != "min":
+        if zero is not None and recipe not in ("min", "signs"):
             code = code + _single(zero)[..., None]
     if codebook is not None:
-        return _nearest(np.where(divisor == 0, np.float32(0), code), codebook)
+        direction = np.where(divisor == 0, np.float32(0), code)
+        nearest = _nearest(direction, codebook)
+        if recipe == "signs":
+            above = direction >= np.asarray(codebook, np.float32)[nearest]
+            return np.where(above, nearest + len(codebook), nearest).astype(np.uint8)
+        return nearest
     return cast(np.where(divisor == 0, np.float32(0), code), code_dtype(dtype, zero is not None))
 
 
@@ -246,15 +272,18 @@ def dequantize(
 ) -> Array:
     """The values of codes `[..., block]` with scale and zero `[...]`, as an array of `out_dtype`.
 
-    (code - zero) and its product with the scale are rounded to f32 each, with "min" the product and its sum with what stands
-    in the zero's place; "max" rounds the product to e4m3, "global" to f32
-    once before and once after the global scale; the result is rounded to `out_dtype`.
+    (code - zero) and its product with the scale are rounded to f32 each, with "signs" the sum of what the code stands for and
+    what is in the zero's place, with "min" the product and its sum with what stands there; "max" rounds the product to e4m3,
+    "global" to f32 once before and once after the global scale; the result is rounded to `out_dtype`.
     """
-    code = _single(values(codes, code_dtype(dtype, zero is not None)))
-    if codebook is not None:
-        code = np.asarray(codebook, np.float32)[codes]
+    if codebook is None:
+        code = _single(values(codes, code_dtype(dtype, zero is not None)))
+    else:
+        code = np.asarray(codebook, np.float32)[codes % len(codebook)]
     with np.errstate(all="ignore"):
-        if zero is not None and recipe != "min":
+        if zero is not None and codebook is not None:  # "signs"
+            code = code + np.where(codes >= len(codebook), _single(zero)[..., None], -_single(zero)[..., None])
+        elif zero is not None and recipe != "min":
             code = code - _single(zero)[..., None]
         if scale is not None:
             code = code * _single(scale)[..., None]
@@ -275,3 +304,30 @@ def pack_nibbles(codes: Bytes) -> Bytes:
 def unpack_nibbles(packed: Bytes) -> Bytes:
     """The 4-bit codes `[..., 2 n]` of bytes `[..., n]`."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def pack_codes(codes: Bytes, bits: int, strided: bool = False) -> Bytes:
+    """Bytes `[..., n bits / 8]` of codes `[..., n]` of so many bits, each behind the one before, from a byte's lowest bit up.
+
+    `strided`: the codes of a byte stand as far from each other as the row has bytes.
+    """
+    if strided:
+        beside: Bytes = codes.reshape(*codes.shape[:-1], 8 // bits, -1).swapaxes(-1, -2)
+        return pack_codes(beside.reshape(codes.shape), bits)
+    if bits == 4:
+        return pack_nibbles(codes)
+    each = codes[..., None] >> np.arange(bits, dtype=np.uint8) & 1
+    return np.packbits(each.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+
+
+def unpack_codes(packed: Bytes, bits: int, strided: bool = False) -> Bytes:
+    """The codes `[..., n]` of bytes `[..., n bits / 8]`."""
+    if strided:
+        codes: Bytes = unpack_codes(packed, bits).reshape(*packed.shape, 8 // bits)
+        return codes.swapaxes(-1, -2).reshape(*packed.shape[:-1], -1)
+    if bits == 4:
+        return unpack_nibbles(packed)
+    each = np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
+    weights = (1 << np.arange(bits)).astype(np.uint8)
+    found: Bytes = (each.reshape(*packed.shape[:-1], -1, bits) * weights).sum(axis=-1, dtype=np.uint8)
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.elements import Elements, Raw
-from kvgen.reference.quant import choose, dequantize, norms, quantize
+from kvgen.reference.quant import choose, corrected, dequantize, norms, quantize
 from kvgen.reference.tables import Place
 from kvgen.spec.quant import Quant
 
@@ -101,6 +101,9 @@ class Coded:
         scales = self.scales.read(place.scales, token // self.block[0]) if self.scales else None
         scale, zero = self._stored(scales)
         codes, quant = self.codes.read(place.page, token), self.quant
+        if quant.norm_correction:
+            assert scale is not None and quant.codebook is not None
+            scale = corrected(scale, self._blocks_of(codes[None]), quant.codebook)
         found = dequantize(
             codes[..., None],
             self._spread(scale),
@@ -144,7 +147,8 @@ class Coded:
             if zero is not None:
                 assert at_zero is not None
                 at_zero[:] = zero
-        divisor = self._blocks_norms(x) if quant.recipe == "unit" else scale
+        unrounded = quant.recipe in ("unit", "signs") or quant.norm_correction
+        divisor = self._blocks_norms(x) if unrounded else scale
         codes = quantize(
             x[..., None],
             self._spread(divisor),
@@ -189,7 +193,7 @@ class Coded:
     def _blocks_norms(self, x: NDArray[np.float32]) -> Raw:
         return norms(self._blocks_of(x))
 
-    def _blocks_of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _blocks_of(self, x: NDArray[Any]) -> NDArray[Any]:
         """Rows `[T, heads, dim]` as `[blocks of heads, blocks of dims, numbers of a block]`."""
         _, heads, dims = self.block
         # What a shorter block lacks repeats its last numbers: neither the least nor the largest of them changes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvgen.errors import ArgumentError
 from kvgen.runtime.layer_cache import LayerCache
@@ -12,6 +12,9 @@ from kvgen.runtime.strides import KVParams, Role, RoleStrides
 
 if TYPE_CHECKING:
     from kvgen.tensor_map import PageView, Promotion, RowView, Swizzle, TensorMapPlan
+
+
+_SHARED: Final = {2: "two dims share a byte", 4: "four dims share a byte", 8: "eight dims share three bytes"}
 
 
 class TileMap(NamedTuple):
@@ -272,17 +275,22 @@ class RoleCache:
         )
 
     def _columns(self, depth: int, swizzle: Swizzle) -> int:
-        """`depth` dims in elements of the array: half as many bytes of packed codes."""
+        """`depth` dims in elements of the array: of packed codes the bytes that hold them."""
         from kvgen.tensor_map import chunk_elements, padded_depth
 
         values = self.role.values
+        if values.strided and depth != values.dim * values.codes:
+            raise ArgumentError(
+                f"depth: got {depth}; dims that share a byte are {values.dim} apart, and a tile has them all; "
+                f"{values.dim * values.codes} is"
+            )
         chunk = values.codes * chunk_elements(values.dtype, swizzle)
         if values.codes > 1 and depth % chunk:
             raise ArgumentError(
-                f"depth: got {depth}; two dims share a byte, and a tile is whole chunks of {chunk} dims; "
+                f"depth: got {depth}; {_SHARED[values.codes]}, and a tile is whole chunks of {chunk} dims; "
                 f"{padded_depth(max(depth, 1), chunk)} is"
             )
-        return depth // values.codes
+        return depth * values.units // values.codes
 
     def _check_groups(self) -> None:
         """Raise ArgumentError where a page does not begin at a multiple of 8 rows, as row-major folding counts them."""

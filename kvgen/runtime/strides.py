@@ -19,8 +19,8 @@ class RoleStrides:
     """Where elements of one kind lie in a page: `base` names the page pointer, `offset` is in bytes from it.
 
     Strides are in elements and constant; a None says that the layout splits the axis, so that no one stride exists. `row`
-    is the step from a token's row to the next, 0 where a token's heads are no row. An element holds `codes` numbers: packed
-    ones are bytes of two, of which `dim` counts the bytes.
+    is the step from a token's row to the next, 0 where a token's heads are no row. `units` elements hold `codes` numbers: packed
+    ones are bytes, of which `dim` counts them, of two, of four, or eight in three; `strided`: of numbers that are no neighbours.
     """
 
     base: str
@@ -33,6 +33,8 @@ class RoleStrides:
     dim_stride: int | None
     row: int
     codes: int = 1
+    units: int = 1
+    strided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Role:
     @property
     def scales_a_head(self) -> int:
         """Scales that a head's quantized dims have; the dims themselves without."""
-        return -(-self.values.dim * self.values.codes // self.granularity)
+        return -(-self.values.dim * self.values.codes // self.values.units // self.granularity)
 
 
 class TensorLayout(NamedTuple):

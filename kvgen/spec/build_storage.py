@@ -73,8 +73,7 @@ class _Builder:
         """Rows of bytes are accessed as widely as what lies in them allows."""
         for segment in (s for segments in roles.values() for s in segments):
             at = next(i for i, t in enumerate(self.tensors) if t.name == self._of(segment.base).tensor)
-            width = segment.vector * segment.region.dtype.bits // 8
-            self.tensors[at] = replace(self.tensors[at], align=max(self.tensors[at].align, width))
+            self.tensors[at] = replace(self.tensors[at], align=max(self.tensors[at].align, segment.align))
 
     def _align_scales(self, roles: dict[str, tuple[Segment, ...]]) -> None:
         """A tensor's widest access is also that of the scales in it."""
@@ -157,6 +156,7 @@ class _Builder:
             ),
             swizzle=swizzle,
             ragged=cache.ragged,
+            strided=quant is not None and quant.strided,
         )
 
     def _value_tensors(self, roles: dict[str, tuple[Segment, ...]]) -> None:
@@ -165,21 +165,20 @@ class _Builder:
             held.setdefault(self._of(segment.base).tensor, []).append(segment)
         for name, segments in held.items():
             dims = "v_head_dim" if segments[0].base == "v" and self.cache.v_head_dim else "head_dim"
-            self.tensors.append(self._tensor(name, [s.region for s in segments], [s.vector for s in segments], dims))
+            self.tensors.append(self._tensor(name, [s.region for s in segments], max(s.align for s in segments), dims))
 
     def _of(self, base: str) -> Base:
         return next(b for b in self.bases if b.name == base)
 
-    def _tensor(
-        self, name: str, regions: list[Region], widths: list[int], dims: str, pages: str = "pages"
-    ) -> PoolTensor:
+    def _tensor(self, name: str, regions: list[Region], align: int, dims: str, pages: str = "pages") -> PoolTensor:
         """The tensor that these regions lie in, side by side along its kv axis if there are two."""
         region, kind = regions[0], regions[0].dtype
         strides, shape = list(region.fixed_strides), list(region.shape)
         if kind.packed:
-            _check_packed(region)
-            shape[-1] = int(shape[-1]) // 2
-            strides = [s if s is None or i == len(strides) - 1 else s // 2 for i, s in enumerate(strides)]
+            if not region.strided:
+                _check_packed(region)
+            shape[-1] = kind.size_of(int(shape[-1]))
+            strides = [s if s is None else s * kind.place // 8 for s in strides[:-1]] + [1]
         names = dict.fromkeys(r.dtype.held_as for r in regions)
         axes = tuple(a.name for a in region.axes)
         return PoolTensor(
@@ -192,7 +191,7 @@ class _Builder:
             axes,
             tuple(pages if s == "pages" else s for s in shape),
             tuple(strides),
-            max(1, max(widths) * kind.bits // 8),
+            align,
             region.text,
             tuple(self._field(a, dims) for a in axes),
         )
@@ -257,8 +256,8 @@ class _Builder:
             kv = 1 if shared and role == "v" else 0
             self.bases.append(Base(base, tensor, kind, kv, "scales" if quant.own_table else "values"))
             if tensor not in [t.name for t in self.tensors]:
-                width = 2 if quant.zero else 1
-                self.tensors.append(self._tensor(tensor, [region], [width], "quant.block", "scale_pages"))
+                align = kind.bytes * (1 + quant.zero)
+                self.tensors.append(self._tensor(tensor, [region], align, "quant.block", "scale_pages"))
             found[role] = Scales(kind, quant.zero, block, heads, groups, base, region)
         return found
 
@@ -272,7 +271,7 @@ class _Builder:
         latent, elem = cache.head_dim - plain, dtype(cache.dtype)
         block, heads, groups = self._blocks(quant, latent)
         in_row = quant.computed and quant.place == "row"
-        start = latent * quant.codes.bits // 8
+        start = quant.codes.size_of(latent)
         kind, pad = dtype(quant.scale_dtype or "f32"), quant.padding(groups)
         tail = start + ((groups * (1 + quant.zero) + pad) * kind.bytes if in_row else 0)
         row = tail + plain * elem.bytes
@@ -288,12 +287,12 @@ class _Builder:
             scales = Scales(kind, quant.zero, block, heads, groups, "k", place, pad=pad)
         values = region(quant.codes, latent, 0, "codes")
         axes = tuple(a.name if a.name != "dim" else "byte" for a in values.axes)
-        strides = tuple(s if s is None else s * values.dtype.bits // 8 for s in values.fixed_strides)
+        strides = tuple(s if s is None else s * values.dtype.place // 8 for s in values.fixed_strides)
         segments: tuple[Segment, ...] = (Segment(0, latent, "k", values, quant, scales, self._global("k", quant)),)
         if plain:
             segments += (Segment(latent, plain, "k", region(elem, plain, tail, "RoPE part")),)
         shape = tuple(row if a == "byte" else s for a, s in zip(axes, values.shape, strict=True))
-        align = max(s.vector * s.region.dtype.bits // 8 for s in segments)
+        align = max(s.align for s in segments)
         self.bases.insert(0, Base("k", "pool", dtype("u8")))
         words = values.text.replace("dim", "byte")
         fields = tuple("quant" if a == "byte" else self._field(a, "quant") for a in axes)
@@ -314,13 +313,13 @@ class _Builder:
         inner = [w for w in text.split() if parse_axes(w)[0].name in INNER]
         at, values, scales = 0, dict[str, list[Region]](), dict[str, Scales]()
 
-        def place(element: DType, words: list[str], extents: Extents, pad: int = 0) -> Region:
+        def place(element: DType, words: list[str], extents: Extents, pad: int = 0, *, strided: bool = False) -> Region:
             nonlocal at
             pitch = (dict(extents)["dim"] or 0) + pad if pad else 0
             axes = parse_axes(" ".join(["page", *words]))
-            region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch)
+            region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch, strided=strided)
             assert region.span is not None
-            at += -(-(region.span + pad) * element.bits // 128) * 16
+            at += -(-(region.span + pad) * element.place // 128) * 16
             return region
 
         for role in cache.roles:
@@ -329,9 +328,10 @@ class _Builder:
             if quant is not None and cache.plain_dims:
                 values[role] = self._mixed_rows(quant, parse_axes(" ".join(["page", *inner])))
                 tokens, last = cache.page_tokens or 0, values[role][-1]
-                at += -(-tokens * last.pitch * last.dtype.bits // 128) * 16
+                at += -(-tokens * last.pitch * last.dtype.place // 128) * 16
                 continue
-            values[role] = [place(quant.codes if quant else dtype(cache.dtype), inner, self._extents(dims))]
+            codes, strided = (quant.codes, quant.strided) if quant else (dtype(cache.dtype), False)
+            values[role] = [place(codes, inner, self._extents(dims), strided=strided)]
         for role in cache.roles:
             quant = cache.quants[role]
             if quant is None or quant.scale_dtype is None:
@@ -377,7 +377,7 @@ class _Builder:
         """Codes and RoPE part of latent rows that have their scales elsewhere in the page, which they begin."""
         cache = self.cache
         latent, plain, elem = cache.head_dim - cache.plain_dims, cache.plain_dims, dtype(cache.dtype)
-        codes = latent * quant.codes.bits // 8
+        codes = quant.codes.size_of(latent)
         row = codes + plain * elem.bytes
         return [
             byte_part(quant.codes, axes, self._extents(latent), 0, row, "codes"),
@@ -390,22 +390,25 @@ def _tensor_name(one: bool, base: str) -> str:
 
 
 def _check_bytes(segment: Segment) -> None:
-    """A byte of two 4-bit codes is written by one access: it lies in one row, and in one block or two whole ones."""
-    region, scales = segment.region, segment.scales
-    if not region.dtype.packed:
+    """The codes of a byte (of three bytes of 3-bit codes) are written by one access: they lie in one row, and in one block or
+    in whole ones.
+    """
+    region, kind, scales = segment.region, segment.region.dtype, segment.scales
+    if not kind.packed or region.strided:
         return
     _check_packed(region)
-    if segment.vector % 2:
+    if segment.vector % kind.together:
         assert scales is not None
         raise SpecError(
-            f"quant: got block.dim={scales.block[2]} with {region.dtype.name} codes, two a byte; a byte's codes share a "
-            "scale or have one each: an even number of dims, or 1"
+            f"quant: got block.dim={scales.block[2]} with {kind.name} codes, {kind.packing}; codes that share bytes share a "
+            f"scale, or whole blocks do: a multiple of {kind.together} dims, or a divisor of it"
         )
 
 
 def _check_packed(region: Region) -> None:
-    if region.vector % 2:
+    kind = region.dtype
+    if region.vector % kind.together:
         raise SpecError(
-            f"layout: got {region.text!r} with 4-bit elements, two a byte; dim must be innermost and even, so that a byte "
-            "belongs to one row (and a block of scales to whole bytes)"
+            f"layout: got {region.text!r} with {kind.bits}-bit elements, {kind.packing}; dim must be innermost and a multiple of "
+            f"{kind.together}, so that a byte belongs to one row (and a block of scales to whole bytes)"
         )

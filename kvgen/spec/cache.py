@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,8 +14,11 @@ from kvgen.layout.storage import Storage
 from kvgen.spec.build_storage import storage_of
 from kvgen.spec.cache_fields import CacheFields, HeadDim, Layout
 from kvgen.spec.layout_rules import check_layout
-from kvgen.spec.quant import Block, Quant
+from kvgen.spec.quant import NORMS, Block, Quant
 from kvgen.spec.tables import Dense, IndexName, Ring, Table
+
+# Elements of a block whose norm readers correct: squares of 22 bits add up in 32.
+_MOST_CORRECTED: Final = 1023
 
 
 class Cache(CacheFields):
@@ -125,6 +128,10 @@ class Cache(CacheFields):
     def _check_one(self, role: str, quant: Quant) -> None:
         heads, dims, field = quant.block.head, quant.block.dim, self._quant_field(role)
         whole = self.v_dim if role == "v" else self.head_dim - self.plain_dims
+        if quant.strided and self.latent_part:
+            raise ValueError(
+                f"{field}: got packing='strided' for latent rows; it is for the keys and values of heads; use 'neighbours'"
+            )
         if quant.place == "row" and self.plain_dims and not self.byte_rows:
             raise ValueError(
                 f"{field}: got place='row' with layout.rope={self.layout.rope!r}; scales lie between the latent and the RoPE "
@@ -146,10 +153,16 @@ class Cache(CacheFields):
             raise ValueError(
                 f"{field}: got block.head={heads} and block.dim={dims}; a block is part of one head, or whole rows of several"
             )
-        if quant.recipe in ("norm", "unit") and dims is not None and whole % dims:
+        if quant.recipe in NORMS and dims is not None and whole % dims:
             raise ValueError(
                 f"{field}: got block.dim={dims} with recipe={quant.recipe!r} for rows of {whole}; norms are of whole blocks; use "
                 "one of its divisors"
+            )
+        block = (heads or self.kv_heads) * (dims or whole)
+        if quant.norm_correction and block > _MOST_CORRECTED:
+            raise ValueError(
+                f"{field}: got norm_correction=True with blocks of {block} elements; readers add up the squares of "
+                f"{_MOST_CORRECTED} at most; use block=Block(), a norm a token and head, or recipe='unit'"
             )
         if quant.own_table and not self.page_table.second_table:
             raise ValueError(

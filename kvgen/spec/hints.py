@@ -41,6 +41,8 @@ _ELEMENTS: Final = {
     "float8_e5m2": "e5m2",
     "fp8_e5m2": "e5m2",
     "int4": "i4",
+    "int3": "i3",
+    "int2": "i2",
     "fp4": "e2m1",
     "nvfp4": "e2m1",
     "float4_e2m1fn": "e2m1",
@@ -50,6 +52,8 @@ _QUANTS: Final = {
     "e5m2": 'Quant(dtype="e5m2")',
     "i8": 'Quant(dtype="i8", scale_dtype="f32")',
     "i4": 'Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))',
+    "i3": 'Quant(dtype="i3", scale_dtype="f16", zero=True)',
+    "i2": 'Quant(dtype="i2", scale_dtype="f16", zero=True, block=Block(dim=32))',
     "e2m1": 'Quant(dtype="e2m1", scale_dtype="e4m3", recipe="max")',
 }
 _EXAMPLES: Final = {

@@ -14,13 +14,16 @@ from pydantic import Field, model_validator
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.spec.base import Spec
 
-CodeName = Literal["e4m3", "e5m2", "i8", "i4", "e2m1"]
+CodeName = Literal["e4m3", "e5m2", "i8", "i4", "i3", "i2", "e2m1"]
 ScaleName = Literal["f32", "f16", "bf16", "e4m3", "e8m0"]
-Recipe = Literal["amax", "pow2", "min", "norm", "unit", "max", "global"]
+Recipe = Literal["amax", "pow2", "min", "norm", "unit", "signs", "max", "global"]
+# Scales that are norms of blocks.
+NORMS: Final = ("norm", "unit", "signs")
 # The block of both nvfp4 recipes, along dim.
 NVFP4_GROUP: Final = 16
 _POWERS: Final = ("e4m3", "e5m2", "e2m1")
-_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "i8": 127.0, "i4": 7.0}
+_UNSIGNED: Final = {"i8": "u8", "i4": "u4", "i3": "u3", "i2": "u2"}
+_LARGEST: Final = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0, "i8": 127.0, "i4": 7.0, "i3": 7.0, "i2": 3.0}
 # The least and the largest scale of each type, f32's of the normal numbers.
 _SCALES: Final = {
     "f32": (2.0**-126, 3.4028234663852886e38),
@@ -50,7 +53,13 @@ class Quant(Spec):
     """
 
     dtype: CodeName
-    """Codes that are stored: "e4m3" and "e5m2" (fp8), "i8", "i4" and "e2m1" (4 bits, two codes a byte)."""
+    """Codes that are stored: "e4m3" and "e5m2" (fp8), "i8", "i4" and "e2m1" (4 bits, two codes a byte), "i3" (eight codes in
+    three bytes) and "i2" (four a byte), both with `zero` or a `codebook`.
+    """
+    packing: Literal["neighbours", "strided"] = "neighbours"
+    """Which dims of a row share a byte, the first in its lowest bits. "neighbours": 2i and 2i + 1 of 4 bits, 4i to 4i + 3 of 2
+    bits. "strided", of "i4" and "i2" with a scale a row: i and i + D/2 of 4 bits, i, i + D/4, i + D/2 and i + 3D/4 of 2 bits.
+    """
     scale_dtype: ScaleName | None = None
     """Element type of scales; "e8m0" are powers of two in a byte. None: no scales, values are cast and saturate (fp8
     only).
@@ -62,18 +71,23 @@ class Quant(Spec):
     `v_scale`, `[layers, heads / block.head, dims / block.dim]`, rounded up.
     """
     zero: bool = False
-    """True: a block has a zero point beside its scale, and codes are unsigned ("i8" and "i4" only); values are
-    (code - zero) * scale, with recipe "min" code * scale + zero.
+    """True: a block has a zero point beside its scale, and codes are unsigned (integer codes only); values are
+    (code - zero) * scale, with recipe "min" code * scale + zero, with "signs" (codebook[code] +- zero) * scale.
     """
     recipe: Recipe = "amax"
     """How a scale is computed: "amax", largest magnitude / largest code; "pow2", the same rounded up to a power of two;
     "norm", of a codebook's codes, the block's Euclidean norm; "unit", the same over the norm of what its codes stand for;
-    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "max" and "global",
-    the two nvfp4 recipes (docs/quantization.md).
+    "min", with `zero`, the block's range / largest code, its least value in the zero point's place; "signs", with `zero` and
+    a codebook, the norm, in the zero point's place the root mean square of what the codebook leaves, whose sign is a code's
+    highest bit; "max" and "global", the two nvfp4 recipes (docs/quantization.md).
     """
     codebook: tuple[float, ...] | None = None
-    """What the codes 0, 1, ... stand for, ascending: 16 numbers ("i4" only), such as `kvgen.spec.codebooks.lloyd_max` gives.
-    None: codes are numbers.
+    """What the codes 0, 1, ... stand for, ascending: 16 numbers for "i4", 8 for "i3", 4 for "i2", half as many with recipe
+    "signs", such as `kvgen.spec.codebooks.lloyd_max` gives. None: codes are numbers.
+    """
+    norm_correction: bool = False
+    """True, with recipe "norm": readers multiply what codes stand for by the norm over its own norm, so that values have the
+    stored norm (vLLM's "_nc" caches); writes divide by the norm before it is rounded.
     """
     amax_min: float | None = None
     """What a block's largest magnitude counts as at least (recipes "amax" and "pow2"). None: no floor."""
@@ -105,7 +119,12 @@ class Quant(Spec):
     def codes(self) -> DType:
         """The element type of the codes: with a zero point or a codebook they are unsigned."""
         unsigned = self.zero or self.codebook is not None
-        return dtype({"i8": "u8", "i4": "u4"}.get(self.dtype, self.dtype) if unsigned else self.dtype)
+        return dtype(_UNSIGNED.get(self.dtype, self.dtype) if unsigned else self.dtype)
+
+    @property
+    def strided(self) -> bool:
+        """Whether the codes of a byte are no neighbours."""
+        return self.packing == "strided"
 
     @property
     def computed(self) -> bool:
@@ -130,6 +149,7 @@ class Quant(Spec):
         else:
             self._check_recipe()
             self._check_codebook()
+            self._check_packing()
             self._check_floors()
             self._check_scales()
         return self
@@ -161,37 +181,76 @@ class Quant(Spec):
             raise ValueError(f"block: got {_text(self.block)} for nvfp4; its scales are per token, head and 16 dims")
         if pow2 and (self.scale_dtype not in ("f32", "e8m0") or self.dtype not in _POWERS):
             raise ValueError(f"{got}; powers of two are for e4m3, e5m2 and e2m1 with f32 or e8m0 scales")
-        if self.recipe == "min" and not self.zero:
-            raise ValueError(f"{got}; least values stand in the place of zero points; give zero=True")
-        if self.zero and self.dtype not in ("i8", "i4"):
-            raise ValueError(f"zero: got True with dtype={self.dtype!r}; only i8 and i4 codes have a zero point")
+        if self.recipe in ("min", "signs") and not self.zero:
+            what = "least values stand" if self.recipe == "min" else "root mean squares of what is left stand"
+            raise ValueError(f"{got}; {what} in the place of zero points; give zero=True")
+        if self.zero and self.dtype not in _UNSIGNED:
+            raise ValueError(
+                f"zero: got True with dtype={self.dtype!r}; only i8, i4, i3 and i2 codes have a zero point"
+            )
+        if self.dtype in ("i3", "i2") and not self.zero and self.codebook is None:
+            raise ValueError(
+                f"dtype: got {self.dtype!r} without a zero point and without a codebook; codes of so few bits are unsigned; "
+                "give zero=True or codebook=(...), or use 'i4'"
+            )
         if self.scale == "given" and self.recipe != "amax":
             raise ValueError(f"scale: got 'given' with recipe={self.recipe!r}, which computes scales; use 'computed'")
         if self.scale == "given" and self.scale_dtype == "e4m3":
             raise ValueError("scale: got 'given' with scale_dtype='e4m3'; given scales are f32, f16 or bf16; use 'f32'")
 
     def _check_codebook(self) -> None:
-        book, norms = self.codebook, self.recipe in ("norm", "unit")
+        book, norms, signs = self.codebook, self.recipe in NORMS, self.recipe == "signs"
+        if self.norm_correction and self.recipe != "norm":
+            raise ValueError(
+                f"norm_correction: got True with recipe={self.recipe!r}; readers correct norms that are stored: recipe='norm' "
+                "with a codebook; recipe='unit' stores corrected ones"
+            )
+        if self.norm_correction and book is not None and not 2.0**-32 <= max(map(abs, book)) <= 2.0**32:
+            raise ValueError(
+                f"norm_correction: got True with a codebook up to {max(map(abs, book))} in magnitude; squares of its numbers are "
+                "counted in units, which magnitudes from 2^-32 to 2^32 have; scale the codebook"
+            )
         if book is None:
             if norms:
                 raise ValueError(
                     f"recipe: got {self.recipe!r} without a codebook, whose codes norms scale; give codebook=(...), or use 'amax'"
                 )
             return
-        if self.dtype != "i4" or self.zero or self.scale == "given" or self.residual is not None:
+        given = self.scale == "given" or self.residual is not None
+        if self.dtype not in ("i4", "i3", "i2") or self.zero != signs or given:
             others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
             raise ValueError(
-                f"codebook: got one with {others}; its codes are 'i4' with computed scales, without zero and residual"
+                f"codebook: got one with {others}; its codes are 'i4', 'i3' or 'i2' with computed scales, without residual, and "
+                "with zero only where recipe='signs'"
             )
-        if self.recipe not in ("amax", "norm", "unit"):
+        if self.recipe not in ("amax", *NORMS):
             raise ValueError(
-                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm' or 'unit'"
+                f"recipe: got {self.recipe!r} with a codebook, of which codes are no multiples; use 'amax', 'norm', 'unit' or "
+                "'signs'"
             )
-        if len(book) != 16 or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
+        bits = self.codes.bits - signs
+        if len(book) != 2**bits or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
             raise ValueError(
-                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of 4 bits stand for 16 numbers, "
-                "ascending and finite; sort them, or use lloyd_max(4, dim)"
+                f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of {bits} bits"
+                f"{' beside a sign' if signs else ''} stand for {2**bits} numbers, ascending and finite; sort them, or use "
+                f"lloyd_max({bits}, dim)"
             )
+
+    def _check_packing(self) -> None:
+        unsigned = self.zero or self.codebook is not None
+        if not self.strided or (
+            self.dtype in ("i4", "i2")
+            and unsigned
+            and self.scale == "computed"
+            and self.residual is None
+            and self.block == Block()
+        ):
+            return
+        others = f"dtype={self.dtype!r}, zero={self.zero}, scale={self.scale!r}, residual={self.residual}"
+        raise ValueError(
+            f"packing: got 'strided' with {others} and {_text(self.block)}; codes of a byte that are no neighbours are written "
+            "with their row: 'i4' or 'i2' with zero or a codebook, computed scales, a scale a token and head; use 'neighbours'"
+        )
 
     def _check_floors(self) -> None:
         floors = {"amax_min": self.amax_min, "scale_min": self.scale_min}
@@ -213,7 +272,8 @@ class Quant(Spec):
                 "scale='computed' and recipe='amax' or 'pow2', without zero and residual"
             )
         assert self.scale_dtype is not None
-        least, largest = (n * (_LARGEST[self.dtype] if name == "amax_min" else 1) for n in _SCALES[self.scale_dtype])
+        code = _LARGEST[self.dtype] if self.codebook is None else max(map(abs, self.codebook))
+        least, largest = (n * (code if name == "amax_min" else 1) for n in _SCALES[self.scale_dtype])
         if not least <= value <= min(largest, _SCALES["f32"][1]):
             raise ValueError(
                 f"{name}: got {value} with scale_dtype={self.scale_dtype!r}, of which {least} to {largest} make scales; give "

@@ -41,7 +41,7 @@ class _Part:
 
     @property
     def code_bytes(self) -> int:
-        return self.dims * self.codes.bits // 8
+        return self.codes.size_of(self.dims)
 
     @property
     def nbytes(self) -> int:
@@ -86,19 +86,28 @@ def scaled_rows(
 
 
 def byte_part(
-    element: DType, axes: tuple[Axis, ...], extents: Extents, at: int, row: int, what: str, *, ragged: bool = False
+    element: DType,
+    axes: tuple[Axis, ...],
+    extents: Extents,
+    at: int,
+    row: int,
+    what: str,
+    *,
+    ragged: bool = False,
+    strided: bool = False,
 ) -> Region:
     """Part of a row of `row` bytes."""
     if axes[-1] != Axis("dim"):
         raise SpecError(
             f"layout: got axes ending in {axes[-1]}; rows of bytes (codes, scales, RoPE part) end in a whole dim"
         )
-    if row * 8 % element.bits or at * 8 % element.bits:
+    if row * 8 % element.place or at * 8 % element.place:
         raise SpecError(
             f"quant: the {what} would begin at byte {at} of rows of {row} bytes, no multiple of {element.name}; choose a "
             "block and dims that keep them aligned"
         )
-    return Region("k", element, axes, extents, byte_offset=at, pitch=row * 8 // element.bits, ragged=ragged)
+    pitch = row * 8 // element.place
+    return Region("k", element, axes, extents, byte_offset=at, pitch=pitch, ragged=ragged, strided=strided)
 
 
 def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Blocks]) -> _Part:
@@ -106,7 +115,8 @@ def _part_of(cache: CacheFields, role: str, blocks: Callable[[Quant, int], Block
     codes = quant.codes if quant else dtype(cache.dtype)
     if dims * codes.bits % 8:
         raise SpecError(
-            f"layout: got rows of {dims} {codes.name} codes, which are no whole bytes; use an even head_dim"
+            f"layout: got rows of {dims} {codes.name} codes, which are no whole bytes; use a head_dim that is a multiple of "
+            f"{codes.together}"
         )
     scales = pad = 0
     if quant is not None and quant.computed:
@@ -131,7 +141,16 @@ def _segment(
     blocks: Callable[[Quant, int], Blocks],
 ) -> Segment:
     axes, quant, what = parse_axes(words), part.quant, part.role.upper()
-    values = byte_part(part.codes, axes, _extents(cache, part.dims), at, row, f"codes of {what}", ragged=cache.ragged)
+    values = byte_part(
+        part.codes,
+        axes,
+        _extents(cache, part.dims),
+        at,
+        row,
+        f"codes of {what}",
+        ragged=cache.ragged,
+        strided=quant is not None and quant.strided,
+    )
     if quant is None or quant.scale_dtype is None:
         return Segment(0, part.dims, base, values, quant)
     block, heads, groups = blocks(quant, part.dims)

@@ -26,6 +26,8 @@ struct e8m0 { uint8_t bits; };  // of scales
 struct e2m1x2 { uint8_t bits; };  // two 4-bit elements, element 2i in the low half
 struct i4x2 { uint8_t bits; };
 struct u4x2 { uint8_t bits; };
+struct u2x4 { uint8_t bits; };
+struct u3 { uint8_t bits; };
 
 // An address of the driver API as a typed one: device_pointer<kvgen::bf16>(memory).
 template <typename T>

@@ -107,6 +107,37 @@ def test_plan_has_the_model_s_layers(empty: Folder) -> None:
     assert found["layers"][0]["layers"] == [0, 3, 6]
 
 
+NARROW = """
+from kvgen import KernelSet, ops, presets
+
+sizes = {"dtype": "f16", "kv_heads": 2, "head_dim": 32, "page_size": 16}
+kernels = [
+    KernelSet(name="signs", q_heads=8, cache=presets.lmdeploy_turboquant(**sizes), ops=[ops.Gather()]),
+    KernelSet(
+        name="norms",
+        q_heads=8,
+        cache=presets.vllm_turboquant(**sizes, kv_cache_dtype="turboquant_3bit_nc"),
+        ops=[ops.Gather()],
+    ),
+]
+"""
+
+
+def test_plan_has_what_codes_stand_for(empty: Folder) -> None:
+    (empty.root / "specs").mkdir(exist_ok=True)
+    (empty.root / "specs" / "narrow.py").write_text(NARROW, encoding="utf-8")
+    signs, norms = (empty.kvgen("show", name, "--plan").stdout for name in ("signs", "norms"))
+    assert "u4 codes in k_pool (page pointer k), at token * 64 + head * 32 + (dim % 16) * 2 + dim / 16\n" in signs
+    assert (
+        "value = (codebook[code % 8] +- left) * scale: one f16 scale and root mean square of what is left per" in signs
+    )
+    assert "value = codebook[code] * scale: one f16 scale per 1 token x 1 head x 32 dims, recipe norm\n" in signs
+    assert "u3 codes in pool (page pointer bytes), at token * 480 + head * 240 + dim * 3\n" in norms
+    assert "a page spans 7536, and places count bits\n" in norms
+    assert "value = codebook[code] * scale / norm of the block's values: one f16 scale per" in norms
+    assert "value = code * scale + least: one f16 scale and least value per" in norms
+
+
 def test_which_kernel_attends(empty: Folder) -> None:
     """The plan says which kernel a decode has and why, how it is divided, and what is in flight."""
     ops = "ops.Append(), ops.Decode(), ops.Decode(name='cut', rows=2, split='invariant', chunk=256)"

@@ -84,8 +84,7 @@ def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
         gpu._function.cache_clear()
         cache = call.cache()
         given = [call.arguments[p.name] for p in call.kernel.arguments]
-        rows = planned_rows(call)
-        call.op.prepare(cache if call.kernel.all_layers else cache[1], given, None, call.kernel, rows)()
+        call.op.prepare(cache if call.kernel.all_layers else cache[1], given, None, call.kernel, call.planned_rows)()
         gpu._function.cache_clear()
     (found,) = driver.launches
     numbers = (
@@ -97,12 +96,6 @@ def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
     )
     params = " ".join(data.hex() for data in found["params"])
     return Expected(label, f"{found['entry']} {' '.join(map(str, numbers))} {params}")
-
-
-def planned_rows(call: Call) -> int:
-    """How many rows a planner's arrays are for."""
-    of_rows = [p.name for p in call.kernel.params if isinstance(p, Array) and p.shape == ("planned_rows",)]
-    return int(call.arguments[of_rows[0]].shape[0]) if of_rows else 0
 
 
 # The same in C++ -----------------------------------------------------------------------------------------------------------
@@ -185,7 +178,7 @@ def in_cpp(call: Call, label: str, archs: tuple[str, ...]) -> list[str]:
             lines.append(f"a.{p.name} = {prefix}layers[1];")
     for p in kernel.params:
         if isinstance(p, Size):
-            lines += number(p, kernel.params, dims, planned_rows(call))
+            lines += number(p, kernel.params, dims, call.planned_rows)
     lines.append("const std::vector<size_t> sizes = {sizeof(a.cache)")
     lines += [f", sizeof(a.{p.name})" for p in kernel.params] + ["};", "note_sizes(sizes);"]
     for arch in archs:

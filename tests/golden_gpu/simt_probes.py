@@ -10,7 +10,9 @@ import numpy as np
 
 from tests.golden_gpu.column_probes import UNUSED, close
 from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
+from tests.golden_gpu.oracle import quant
 from tests.golden_gpu.probe import Arrays, Probe, pattern
 
 UNIT: Final = "simt_tokens"
@@ -27,6 +29,7 @@ CHUNKS: Final = (
 )
 ROWS: Final = 12
 LANES: Final = {"simt_eighths": 8, "simt_halves": 16}
+BOOK: Final = (-2.5, -1.25, -0.5, -0.25, 0.125, 0.75, 1.5, 3.0)
 
 
 def _inputs(seed: int) -> dict[str, Array]:
@@ -50,9 +53,35 @@ def _inputs(seed: int) -> dict[str, Array]:
 
 def _wanted(lanes: int, arrays: Arrays) -> dict[str, Wanted]:
     """A warp's sums are of the tokens that come to it; columns without a row have a query of zeros."""
-    keys, q = (arrays[name].view(BF16).astype(np.float64) for name in ("keys", "q"))
+    keys = arrays["keys"].view(BF16).astype(np.float64)
     scales = np.repeat(arrays["scales"].view(np.float16).astype(np.float64), 20, axis=-1)
-    values = arrays["values"].view(np.int8).astype(np.float64) * scales
+    return _attended(lanes, arrays, keys, arrays["values"].view(np.int8).astype(np.float64) * scales)
+
+
+def _coded_inputs() -> dict[str, Array]:
+    """Codes of 3 bits of both; norms of tokens that no row of the first chunk sees are none."""
+    rng, found = np.random.default_rng(260), _inputs(260)
+    for name, norms in (("keys", "norms"), ("values", "scales")):
+        found[name] = quant.pack_codes(rng.integers(0, 8, (PAGES, IN_PAGE, HEADS, DIMS)).astype(np.uint8), 3)
+        numbers = np.exp2(rng.uniform(-2, 2, (PAGES, IN_PAGE, HEADS))).astype(np.float16)
+        numbers[0, 2], numbers[1, 4] = np.nan, np.inf
+        found[norms] = pattern(numbers)
+    return {**found, "masks": np.zeros(64, np.uint32)}
+
+
+def _coded(arrays: Arrays) -> dict[str, Wanted]:
+    book = np.array(BOOK, np.float32).astype(np.float64)
+    rows = []
+    for name, norms in (("keys", "norms"), ("values", "scales")):
+        codes = quant.unpack_codes(arrays[name].reshape(-1), 3).reshape(PAGES, IN_PAGE, HEADS, DIMS)
+        factor = quant.corrected(arrays[norms].view(np.float16).reshape(codes.shape[:3]), codes, BOOK)
+        rows.append(book[codes] * factor[..., None].astype(np.float64))
+    masks = np.uint32(0xFF) << np.arange(64, dtype=np.uint32) % 32 // 8 * 8
+    return {**_attended(8, arrays, *rows), "masks": exact(masks)}
+
+
+def _attended(lanes: int, arrays: Arrays, keys: Array, values: Array) -> dict[str, Wanted]:
+    q = arrays["q"].view(BF16).astype(np.float64)
     shape, group = (len(CHUNKS), 2, COLS), 32 // lanes
     top, total, out = np.full(shape, -np.inf), np.zeros(shape), np.zeros((*shape, DIMS))
     for n, (b, row, rows, tokens, begin, end) in enumerate(CHUNKS):
@@ -83,4 +112,4 @@ def probes() -> list[Probe]:
     return [
         Probe(f"library_{kernel}", UNIT, kernel, partial(_inputs, 250 + lanes), partial(_wanted, lanes), 64, chunks)
         for kernel, lanes in LANES.items()
-    ]
+    ] + [Probe("library_simt_corrected", UNIT, "simt_corrected", _coded_inputs, _coded, 64, chunks)]

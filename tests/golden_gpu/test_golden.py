@@ -88,7 +88,8 @@ ONLY_CONSTANTS = {"warpgroups", "tensor_map", "page_addresses"}  # headers witho
 KERNELS = "tests/golden_gpu/kernels"
 CALLED_IN = {
     **dict.fromkeys(("types", "fault", "launch", "copy"), (f"{KERNELS}/device_library.cu",)),
-    **dict.fromkeys(("bytes", "elements", "fp8", "fp4", "integers"), (f"{KERNELS}/elements.cu",)),
+    **dict.fromkeys(("fp8", "fp4"), (f"{KERNELS}/elements.cu",)),
+    **dict.fromkeys(("bytes", "elements", "integers"), (f"{KERNELS}/elements.cu", f"{KERNELS}/narrow.cu")),
     "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),
     "stored": (f"{KERNELS}/stored.cu", f"{KERNELS}/copy_rows.cu"),
     **dict.fromkeys(("copy_rows", "row_runs", "move_tokens"), (f"{KERNELS}/copy_rows.cu",)),
@@ -103,8 +104,9 @@ CALLED_IN = {
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
-    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu",)),
-    "segment": (f"{KERNELS}/segment.cu", f"{KERNELS}/row_units.cu", f"{KERNELS}/quantize.cu"),
+    "strided": (f"{KERNELS}/narrow.cu",),
+    **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu", f"{KERNELS}/narrow.cu")),
+    "segment": tuple(f"{KERNELS}/{name}.cu" for name in ("segment", "row_units", "quantize", "narrow")),
     **{
         name: (f"{KERNELS}/{name}.cu",)
         for name in ("kv_cache", "operands", "angles", "heads", "new_rows", "add", "pages")

@@ -15,6 +15,7 @@ from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
+from kvgen.spec.codebooks import lloyd_max
 from tests.support.batches import PLAIN, batches, capacity
 from tests.support.cache_matrix import CHOSEN
 from tests.support.conversions import check, op_of, scenes
@@ -24,6 +25,9 @@ from tests.support.scenes import Scene
 
 _SMALL: Final[dict[str, Any]] = {"kv_heads": 2, "head_dim": 64}
 _PAGED: Final[dict[str, Any]] = {"page_size": 16, **_SMALL}
+_TURNED: Final = presets.vllm_turboquant(dtype="bf16", kv_cache_dtype="turboquant_3bit_nc", **_PAGED)
+_NORM: Final = Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 64), recipe="norm")
+_NORMS: Final = Paged(dtype="bf16", quant=_NORM, **_PAGED)
 _F16: Final = Paged(dtype="f16", kv_heads=2, head_dim=40, page_size=4)
 # (source, target)
 PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
@@ -55,6 +59,20 @@ PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
     "ring_dense": (CHOSEN["ring"], _F16),
     "dense_ring": (_F16, CHOSEN["ring"]),
     "continuous_sglang": (CHOSEN["continuous"], CHOSEN["indirect"]),
+    # Codes of few bits: anew, and strided ones as they are; norms that readers correct are others than those of the same name.
+    "turboquant_lmdeploy": (_TURNED, presets.lmdeploy_int4(dtype="bf16", **_PAGED)),
+    "lmdeploy_pages": (
+        presets.lmdeploy_int4(dtype="bf16", **_PAGED),
+        presets.lmdeploy_int4(dtype="bf16", page_size=3, **_SMALL),
+    ),
+    "lmdeploy_neighbours": (
+        presets.lmdeploy_int4(dtype="bf16", **_PAGED),
+        Paged(dtype="bf16", quant=Quant(dtype="i4", scale_dtype="bf16", zero=True), lengths="after", **_PAGED),
+    ),
+    "norms_corrected": (
+        _NORMS,
+        _NORMS.model_copy(update={"quant": _NORM.model_copy(update={"norm_correction": True})}),
+    ),
     "varlen_max": (presets.flash_attention_varlen(dtype="bf16", **_SMALL), presets.max_paged(dtype="bf16", **_PAGED)),
 }
 

@@ -16,7 +16,7 @@ from kvgen.reference import gather_rows
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.batches import PLAIN, batches
-from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, index_name, launcher, offsets_of, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
@@ -24,7 +24,7 @@ from tests.support.scenes import Scene
 SETS = chosen(
     "rows",
     lambda cache: [ops.GatherRows(roles="kv" if cache.stores == "kv" else "k")],
-    ("hnd", "latent", "latent_row", "ring", "int4_in_page", "kivi"),
+    ("hnd", "latent", "latent_row", "ring", "int4_in_page", "kivi", *FEW_BITS),
 ) | {
     "rows_mla": KernelSet(
         name="rows_mla", q_heads=16, cache=presets.max_mla(page_size=16), ops=(ops.GatherRows(slots_dtype="i64"),)

@@ -20,7 +20,7 @@ from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.spec.cache import Cache
 from tests.support.batches import PLAIN, Batch, batches
-from tests.support.cache_matrix import chosen
+from tests.support.cache_matrix import FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
 from tests.support.memory import Raw, aligned, rows_array
 from tests.support.scenes import Scene
@@ -29,7 +29,7 @@ from tests.support.sets import ALL
 # Tables, layouts and quantizations whose K and V of single tokens can be added to.
 NAMES = (
     "dense", "hnd", "kv_inside", "per_kv", "indirect", "ring", "continuous", "xpacked", "given", "int8_own_table",
-    "int4_in_page", "nvfp4_swizzled",
+    "int4_in_page", "nvfp4_swizzled", *FEW_BITS,
 )  # fmt: skip
 SETS = chosen("lora", lambda cache: (ops.LoraAdd(),), NAMES)
 DEVICE = chosen("lora_device", lambda cache: (ops.LoraAdd(end="device"),), ("dense", "nvfp4"))

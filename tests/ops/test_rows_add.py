@@ -16,7 +16,7 @@ from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.ops.test_lora_add import flat_rows, index_of, sectors_of, stored_scene
 from tests.support.batches import PLAIN, batches
-from tests.support.cache_matrix import chosen
+from tests.support.cache_matrix import FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
 from tests.support.memory import Raw
 from tests.support.scenes import Scene
@@ -26,7 +26,7 @@ from tests.support.sets import ALL
 SETS = chosen(
     "rows_add",
     lambda cache: (ops.RowsAdd(),),
-    ("dense", "kv_inside", "ring", "mixed", "given", "int4_in_page"),
+    ("dense", "kv_inside", "ring", "mixed", "given", "int4_in_page", *FEW_BITS),
 )
 # Rows of 38 elements, of which K's vectors of 8 cannot be read at once.
 _ODD = KernelSet(name="rows_add_odd", q_heads=2, cache=ALL["half_bytes"].cache, ops=(ops.RowsAdd(index_dtype="i32"),))

@@ -74,7 +74,7 @@ def test_gather_meets_every_way_to_store() -> None:
     """Codes, scales and where they are, layouts, tables and variants."""
     caches = [s.cache for s in ALL.values() if any(o.kind == "gather" for o in s.ops)]
     quants = [q for c in caches for q in c.quants.values() if q is not None]
-    assert {q.dtype for q in quants} == {"e4m3", "e5m2", "i8", "i4", "e2m1"}
+    assert {q.dtype for q in quants} == {"e4m3", "e5m2", "i8", "i4", "i3", "i2", "e2m1"}
     assert {q.place for q in quants} == {"pool", "page", "row"} and {q.order for q in quants} == {"linear", "swizzled"}
     assert {q.scale for q in quants} == {"computed", "given"} and {q.recipe for q in quants} == {
         "amax",
@@ -82,6 +82,8 @@ def test_gather_meets_every_way_to_store() -> None:
         "max",
         "global",
         "min",
+        "norm",
+        "signs",
     }
     assert {q.own_table for q in quants} == {q.zero for q in quants} == {True, False}
     assert any(q.residual for q in quants) and {c.layout.layers for c in caches} == {"axis", "pointers"}

@@ -18,7 +18,7 @@ from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.ops.test_lora_add import index_of, stored_scene
 from tests.support.batches import PLAIN, Batch, batches
-from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, package
 from tests.support.memory import Raw, aligned, rows_array
 from tests.support.scenes import Scene
@@ -29,7 +29,7 @@ SETS = chosen(
     ("latent_row", "latent_pool", "int8_own_table", "int4_in_page", "nvfp4", "nvfp4_swizzled"),
 )
 # V's: with a zero point, and of a cache whose K waits in a tail.
-SETS |= chosen("v_scales", lambda cache: (ops.StoreScales(role="v"),), ("int8_own_table", "kivi"))
+SETS |= chosen("v_scales", lambda cache: (ops.StoreScales(role="v"),), ("int8_own_table", "kivi", *FEW_BITS))
 
 
 def role_of(kernels: KernelSet) -> int:

@@ -196,6 +196,11 @@ def memory(count: int, dtype: Any, values: Any = 0) -> np.ndarray:
 
 def launch(arch: str, kernel: str, outs: list[Any], ins: list[Any], threads: int) -> None:
     """Run `threads` threads, a multiple of 128 or fewer than 128; arrays become pointers, ints and floats 4 bytes."""
+    launched(library(arch), kernel, outs, ins, threads)
+
+
+def launched(kernels: Library, kernel: str, outs: list[Any], ins: list[Any], threads: int) -> None:
+    """The same of other kernels."""
     block = min(threads, 128)
     assert threads % block == 0
     args, buffers = [], []
@@ -205,4 +210,4 @@ def launch(arch: str, kernel: str, outs: list[Any], ins: list[Any], threads: int
             buffers.append(Buffer(f"argument {i}", a.ctypes.data, a.nbytes, i < len(outs)))
         else:
             args.append(struct.pack("<f" if isinstance(a, float) else "<I", a))
-    library(arch).kernels[kernel].launch((threads // block, 1, 1), (block, 1, 1), args, buffers=buffers)
+    kernels.kernels[kernel].launch((threads // block, 1, 1), (block, 1, 1), args, buffers=buffers)

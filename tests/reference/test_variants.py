@@ -69,7 +69,7 @@ def stored_bytes(pool: Rows) -> int:
         if not isinstance(part, Coded):
             total += part.heads * part.dim * 2 * (1 + (part.elements._view.dtype.itemsize == 4))
             continue
-        total += part.heads * part.dim // (1 + part.codes.packed)
+        total += part.heads * part.dim * (part.codes.packed or 8) // 8
         if part.scales is not None:
             total += part.scales.heads * part.scales.dim * part.scales._view.dtype.itemsize
     return total
@@ -112,7 +112,7 @@ def test_places_are_the_spec_s(name: str) -> None:
                 for head in range(pool.heads):
                     for dim in range(part.dim):
                         index = {"token": const(token), "head": const(head), "dim": const(dim)}
-                        place = evaluate(region.offset(index), {}) * element.bits // 8 + region.byte_offset
+                        place = evaluate(region.offset(index), {}) * element.place // 8 + region.byte_offset
                         start = base_address(arrays, storage, segment.base, 1)
                         at = address_of(values, 1, token, head, dim)
                         assert at - start == place, (role, token, head, dim)
@@ -130,7 +130,7 @@ def test_places_are_the_spec_s(name: str) -> None:
 def address_of(elements: Elements, page: int, token: int, head: int, dim: int) -> int:
     """The address of the byte that an element lies in."""
     width = elements._width
-    inner = head * width + dim // (1 + elements.packed)
+    inner = head * width + dim * (elements.packed or 8) // 8
     if elements._places is not None:
         flat = elements._flat
         place = int(elements._places[token].reshape(-1)[inner])

@@ -106,12 +106,13 @@ def test_memory_that_other_arguments_lead_to(name: str) -> None:
             for which, held, _ in brought:
                 for spec in call.arrays:
                     given = call.arguments[spec.name]
+                    before = where(given).pointer
                     call.arguments[spec.name] = with_pointer(given, held.pointer)
                     if spec.access != "in" or getattr(call.kernel.params[0], "writes", False):
                         refused(call, spec.name, f"{key}.{which}")
                     else:
                         call.bind()
-                    call.arguments[spec.name] = given
+                    call.arguments[spec.name] = with_pointer(given, before)
             pools = call.pools
             first = next(iter(pools))
             _, held, _ = brought[0]

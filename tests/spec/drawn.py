@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvgen.spec.cache import Cache, Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.codebooks import lloyd_max
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
 
@@ -42,7 +43,9 @@ def divisors(whole: int) -> list[int]:
 
 def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
     """A quantization; `groups`: of K alone, which may quantize tokens in groups."""
-    kinds = {"zero": ["i8", "i4"], "packed": ["i4", "e2m1"]}.get(a.focus, ["e4m3", "e5m2", "i8", "i4", "e2m1"])
+    kinds = {"zero": ["i8", "i4", "i2"], "packed": ["i4", "e2m1"], "narrow": ["i3", "i3", "i2", "i2", "i4"]}.get(
+        a.focus, ["e4m3", "e5m2", "i8", "i4", "i3", "i2", "e2m1"]
+    )
     kind = draw(st.sampled_from(kinds))
     if not a.focus and kind in ("e4m3", "e5m2") and draw(st.integers(0, 5)) == 0:
         return Quant(dtype=kind)
@@ -62,6 +65,8 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
         zero = a.rarely(draw, False, zero=True)
         return Quant(**fields, scale="given", block=Block(token=None, head=head, dim=dim), **zero)
     fields |= {"zero": True} if a.focus == "zero" else a.rarely(draw, kind in ("i8", "i4"), zero=True)
+    if (kind in ("i3", "i2") and a.focus != "zero") or a.focus == "narrow":
+        fields |= draw_narrow(draw, int(kind[1]))
     fields |= a.rarely(draw, kind in ("e4m3", "e5m2") and fields["scale_dtype"] == "f32", recipe="pow2")
     if kind in ("e4m3", "e5m2", "e2m1") and not a.focus and draw(st.integers(0, 4)) == 0:
         fields |= {"scale_dtype": "e8m0", "recipe": "pow2"}
@@ -75,17 +80,45 @@ def draw_quant(draw: st.DrawFn, a: Around, *, groups: bool) -> Quant:
             head, dim = 1, 1
             fields.pop("recipe", None)
             fields.pop("amax_min", None)
+            if fields.pop("codebook", None):
+                fields["zero"] = True
+            fields.pop("norm_correction", None)
             if fields["scale_dtype"] == "e8m0":
                 fields["scale_dtype"] = "f16"
+    strided = a.rarely(draw, False, packing="strided")
+    if a.focus == "narrow" and kind != "i3" and tokens == 1 and draw(st.booleans()):
+        head, dim, strided = 1, None, {"packing": "strided"}
+    fields |= strided
     return Quant(**fields, block=Block(token=tokens, head=head, dim=dim), **draw_where(draw, a))
+
+
+def draw_narrow(draw: st.DrawFn, bits: int) -> dict[str, Any]:
+    """What codes of so few bits stand for."""
+    book = {"codebook": lloyd_max(bits, 8)}
+    return draw(
+        st.sampled_from(
+            [
+                {"zero": True},
+                {"zero": True, "recipe": "min"},
+                book,
+                {**book, "recipe": "unit"},
+                {**book, "recipe": "norm", "norm_correction": True},
+                {"codebook": lloyd_max(bits - 1, 8), "recipe": "signs", "zero": True},
+            ]
+        )
+    )
 
 
 def draw_where(draw: st.DrawFn, a: Around) -> dict[str, Any]:
     row = ["row", "row"] if a.variant is Latent else []
     page = ["page"] if a.tokens is not None else []
-    fits = {"swizzled": ["pool"], "page": ["page"], "row": ["row"], "rows": ["row"]}.get(
-        a.focus, ["pool", "pool", *row, *page]
-    )
+    fits = {
+        "swizzled": ["pool"],
+        "page": ["page"],
+        "row": ["row"],
+        "rows": ["row"],
+        "narrow": ["pool", "page", "row"],
+    }.get(a.focus, ["pool", "pool", *row, *page])
     place = a.pick(draw, fits, ["row", "page"])
     if place != "pool":
         return {"place": place, **a.rarely(draw, a.heads == 1, scale_pad=1024)}
@@ -99,11 +132,11 @@ def draw_axes(draw: st.DrawFn, a: Around, *, kv: bool, layer: bool) -> str:
     """Axes in a drawn order, sometimes split; dim is innermost more often than not."""
     words: list[str] = []
     for name, whole in (("token", a.tokens or 1), ("head", a.heads), ("dim", a.dims)):
-        whole_rows = name == "dim" and a.focus in ("row", "rows", "packed")
+        whole_rows = name == "dim" and a.focus in ("row", "rows", "packed", "narrow")
         step = a.pick(draw, [0] if whole_rows else [0, 0, 0, *divisors(whole)[1:-1][:2]], [2, 4])
         words += [f"{name}/{step}", f"{name}%{step}"] if step else [name]
     words = draw(st.permutations(words))
-    if draw(st.integers(0, 3)) or a.focus in ("row", "rows", "packed"):
+    if draw(st.integers(0, 3)) or a.focus in ("row", "rows", "packed", "narrow"):
         words = [w for w in words if "dim" not in w] + ["dim"]
     outer = draw(st.permutations(["page", *(["layer"] if layer else [])]))
     if a.tokens is None and not a.bold:

@@ -35,6 +35,9 @@ def test_every_preset_has_an_engine_here() -> None:
         "kvbm_operational_hnd",
         "vllm_xpacked_fp8",
         "flashmla_v41_footer",
+        "vllm_turboquant_4bit",
+        "vllm_turboquant_k3v4",
+        "vllm_turboquant_3bit",
     }
     assert set(functions()) == set(ENGINES) - more - orders
     found = {n for n, f in inspect.getmembers(presets, inspect.isfunction) if not n.startswith("_")}
@@ -82,7 +85,8 @@ def check_segment(engine: Engine, kv: int, segment: Segment, layer: int, rng: np
     byte, bit = (evaluate(e, env) for e in segment.region.byte_of(segment.region.offset()))
     place = start(engine, segment.base, layer, page) + byte
     want = engine.value(kv, layer, page, token, head, segment.begin + dim)
-    np.testing.assert_array_equal(2 * place + bit // 4 if engine.bits == 4 and bits == 4 else place, want)
+    narrow = 8 * place + bit if engine.bits == 1 else 2 * place + bit // 4
+    np.testing.assert_array_equal(narrow if engine.bits < 8 and bits < 8 else place, want)
     if segment.scales is None or segment.scales.region is None:
         return
     assert engine.scale is not None
@@ -171,6 +175,7 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "flashmla_fp8": ("e4m3", "f32", "computed", "pow2", "row"),
     "lmdeploy_int4": ("u4", "f16", "computed", "amax", "pool"),
     "lmdeploy_int8": ("u8", "f16", "computed", "amax", "pool"),
+    "lmdeploy_turboquant": ("u4", "f16", "computed", "signs", "pool"),
     "max_indexer": ("e4m3", "f32", "computed", "amax", "pool"),
     "max_mla_fp8": ("e4m3", "f32", "computed", "amax", "pool"),
     "max_nvfp4": ("e2m1", "e4m3", "computed", "max", "pool"),
@@ -190,6 +195,9 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "vllm_nvfp4": ("e2m1", "e4m3", "computed", "global", "pool"),
     "vllm_packed_per_token_head": ("i8", "f32", "computed", "amax", "row"),
     "vllm_turboquant": ("u4", "f16", "computed", "min", "row"),
+    "vllm_turboquant_4bit": ("u4", "f16", "computed", "norm", "row"),
+    "vllm_turboquant_k3v4": ("u3", "f16", "computed", "norm", "row"),
+    "vllm_turboquant_3bit": ("u3", "f16", "computed", "norm", "row"),
     "vllm_xpacked_fp8": ("e4m3", *GIVEN),
     "flashinfer_v4_nvfp4": ("e2m1", "e4m3", "computed", "amax", "page"),
     "flashmla_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
@@ -232,7 +240,14 @@ def test_quantizations(name: str) -> None:
     for quant in cache.quants.values():
         assert (quant is None) == (name in PLAIN)
         if quant is not None:
-            assert named(quant) == QUANTS[name] or (name == "vllm_turboquant" and quant == Quant(dtype="e4m3"))
+            values = quant.recipe == "min"  # of V, whose codes are no centroids
+            turbo = name.startswith("vllm_turboquant") and (quant == Quant(dtype="e4m3") or values)
+            turbo = turbo or (
+                name == "lmdeploy_turboquant" and named(quant) == ("u2", "f16", "computed", "norm", "pool")
+            )
+            assert named(quant) == QUANTS[name] or turbo
+            assert quant.strided == name.startswith(("lmdeploy_int4", "lmdeploy_turbo"))
+            assert quant.norm_correction == (name.startswith("vllm_turboquant_") and not values)
     for role, segments in cache.storage.roles.items():
         scales = segments[0].scales
         if scales is not None and scales.array:

@@ -86,7 +86,7 @@ CASES: list[Case] = [
     (
         paged,
         {"k_quant": fp8(place="row"), "v_quant": int4(place="row"), "head_dim": 5, "layout": Layout(kv=JOINT)},
-        "layout: got rows of 5 i4 codes, which are no whole bytes; use an even head_dim",
+        "layout: got rows of 5 i4 codes, which are no whole bytes; use a head_dim that is a multiple of 2",
     ),
     (
         paged,
@@ -97,6 +97,51 @@ CASES: list[Case] = [
         paged,
         {"quant": fp8(), "layout": Layout(kv="page kv layer token head dim", row_align=16)},
         "layout: got row_align=16 for rows without scales in them; it pads rows of place='row'; leave it out",
+    ),
+    (
+        paged,
+        {"quant": int4(codebook=tuple(range(16)), recipe="norm", norm_correction=True, block=Block(head=None))},
+        "quant: got norm_correction=True with blocks of 1024 elements; readers add up the squares of 1023 at most; use "
+        "block=Block(), a norm a token and head, or recipe='unit'",
+    ),
+    (
+        paged,
+        {"quant": Quant(dtype="i3", scale_dtype="f16", zero=True), "head_dim": 20},
+        "layout: got 'page kv layer token head dim' with 3-bit elements, eight in three bytes; dim must be innermost and a "
+        "multiple of 8, so that a byte belongs to one row (and a block of scales to whole bytes)",
+    ),
+    (
+        paged,
+        {"quant": Quant(dtype="i2", scale_dtype="f16", zero=True, block=Block(dim=6)), "head_dim": 24},
+        "quant: got block.dim=6 with u2 codes, four a byte; codes that share bytes share a scale, or whole blocks do: a multiple "
+        "of 4 dims, or a divisor of it",
+    ),
+    (
+        paged,
+        {
+            "quant": Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided"),
+            "layout": "page kv layer token dim head",
+        },
+        "layout: got 'page kv layer token dim head' with 128 4-bit elements a row, 2 a byte that are no neighbours; dim must be "
+        "innermost, whole, and a multiple of 2, without a swizzle; or use packing='neighbours'",
+    ),
+    (
+        latent,
+        {"quant": Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided")},
+        "quant: got packing='strided' for latent rows; it is for the keys and values of heads; use 'neighbours'",
+    ),
+    (
+        paged,
+        {"quant": Quant(dtype="i3", scale_dtype="f32", zero=True, place="row"), "head_dim": 24},
+        "quant: the scales of K would begin at byte 9 of rows of 17 bytes, no multiple of f32; choose a block and dims",
+    ),
+    (
+        paged,
+        {
+            "quant": Quant(dtype="i3", scale_dtype="f32", zero=True),
+            "layout": Layout(kv="page kv layer token head dim", swizzle=(1, 2, 1)),
+        },
+        "swizzle: got one for 3-bit elements, eight in three bytes; a swizzle moves elements that lie within a byte each; leave",
     ),
     (
         paged,
@@ -278,8 +323,8 @@ CASES: list[Case] = [
     (
         paged,
         {"quant": int4(), "layout": "page kv layer head dim token"},
-        "layout: got 'page kv layer head dim token' with 4-bit elements, two a byte; dim must be innermost and even, so that a "
-        "byte belongs to one row (and a block of scales to whole bytes)",
+        "layout: got 'page kv layer head dim token' with 4-bit elements, two a byte; dim must be innermost and a multiple of 2, "
+        "so that a byte belongs to one row (and a block of scales to whole bytes)",
     ),
     (
         paged,
@@ -289,13 +334,13 @@ CASES: list[Case] = [
     (
         paged,
         {"quant": int4(place="page"), "head_dim": 33},
-        "layout: got 'page token head dim' with 4-bit elements, two a byte; dim must be innermost and even,",
+        "layout: got 'page token head dim' with 4-bit elements, two a byte; dim must be innermost and a multiple of 2,",
     ),
     (
         paged,
         {"quant": int4(block=Block(dim=3)), "head_dim": 24},
-        "quant: got block.dim=3 with i4 codes, two a byte; a byte's codes share a scale or have one each: an even number of "
-        "dims, or 1",
+        "quant: got block.dim=3 with i4 codes, two a byte; codes that share bytes share a scale, or whole blocks do: a "
+        "multiple of 2 dims, or a divisor of it",
     ),
     (
         latent,

@@ -33,7 +33,7 @@ Case = tuple[Callable[..., object], dict[str, Any], str]
 
 BOOK = tuple(range(-8, 8))
 CASES: list[Case] = [
-    (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4' or 'e2m1'"),
+    (Quant, {"dtype": "f8"}, "Quant.dtype: got 'f8'; input should be 'e4m3', 'e5m2', 'i8', 'i4', 'i3', 'i2' or 'e2m1'"),
     (
         Quant,
         {"dtype": "e4m3", "scale_dtype": "e5m2"},
@@ -42,13 +42,13 @@ CASES: list[Case] = [
     (
         Quant,
         {"dtype": "e4m3", "group": 16},
-        "Quant.group: unknown field; Quant has dtype, scale_dtype, block, scale, zero,",
+        "Quant.group: unknown field; Quant has dtype, packing, scale_dtype, block, scale, zero,",
     ),
     (fp8, {"scale": "static"}, "Quant.scale: got 'static'; input should be 'computed' or 'given'"),
     (
         fp8,
         {"recipe": "mean"},
-        "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'norm', 'unit', 'max' or 'global'",
+        "Quant.recipe: got 'mean'; input should be 'amax', 'pow2', 'min', 'norm', 'unit', 'signs', 'max' or 'global'",
     ),
     (fp8, {"place": "block"}, "Quant.place: got 'block'; input should be 'pool', 'page' or 'row'"),
     (fp8, {"order": "tiled"}, "Quant.order: got 'tiled'; input should be 'linear' or 'swizzled'"),
@@ -76,6 +76,18 @@ CASES: list[Case] = [
         {"recipe": "min"},
         "recipe: got 'min' with dtype='i4' and scale_dtype='f16'; least values stand in the place of",
     ),
+    (
+        int4,
+        {"recipe": "signs", "codebook": BOOK[:8]},
+        "recipe: got 'signs' with dtype='i4' and scale_dtype='f16'; root mean squares of what is left stand in the place of zero",
+    ),
+    (int4, {"recipe": "signs", "zero": True}, "recipe: got 'signs' without a codebook, whose codes norms scale"),
+    (
+        int4,
+        {"recipe": "signs", "zero": True, "codebook": BOOK},
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits beside a sign stand for 8 numbers, ascending and finite; sort "
+        "them, or use lloyd_max(3, dim)",
+    ),
     (int4, {"recipe": "norm"}, "recipe: got 'norm' without a codebook, whose codes norms scale; give codebook=(...)"),
     (
         fp8,
@@ -92,6 +104,58 @@ CASES: list[Case] = [
         int4,
         {"codebook": BOOK[:8]},
         "codebook: got 8 numbers from -8.0 on; codes of 4 bits stand for 16 numbers, ascending",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f16", "codebook": BOOK},
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits stand for 8 numbers, ascending and finite; sort them, or use "
+        "lloyd_max(3, dim)",
+    ),
+    (
+        Quant,
+        {"dtype": "i2", "scale_dtype": "f16", "codebook": BOOK[:3], "recipe": "unit"},
+        "codebook: got 3 numbers from -8.0 on; codes of 2 bits stand for 4 numbers, ascending",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f32"},
+        "dtype: got 'i3' without a zero point and without a codebook; codes of so few bits are unsigned; give zero=True or "
+        "codebook=(...), or use 'i4'",
+    ),
+    (
+        Quant,
+        {"dtype": "i3", "scale_dtype": "f32", "zero": True, "packing": "strided"},
+        "packing: got 'strided' with dtype='i3', zero=True, scale='computed', residual=None and Block(token=1, head=1, "
+        "dim=None); codes of a byte that are no neighbours are written with their row: 'i4' or 'i2' with zero or a codebook, "
+        "computed scales, a scale a token and head; use 'neighbours'",
+    ),
+    (int4, {"packing": "strided"}, "packing: got 'strided' with dtype='i4', zero=False"),
+    (
+        int4,
+        {"packing": "strided", "zero": True, "block": Block(dim=32)},
+        "packing: got 'strided' with dtype='i4', zero=True",
+    ),
+    (
+        Quant,
+        {"dtype": "i2", "scale_dtype": "f32", "scale": "given", "block": GIVEN},
+        "dtype: got 'i2' without a zero point and without a codebook; codes of so few bits are",
+    ),
+    (
+        int4,
+        {"norm_correction": True},
+        "norm_correction: got True with recipe='amax'; readers correct norms that are stored: recipe='norm' with a codebook; "
+        "recipe='unit' stores corrected ones",
+    ),
+    (
+        int4,
+        {"codebook": BOOK, "recipe": "unit", "norm_correction": True},
+        "norm_correction: got True with recipe='unit'",
+    ),
+    (
+        int4,
+        {"codebook": tuple(2.0**40 * v for v in BOOK), "recipe": "norm", "norm_correction": True},
+        "norm_correction: got True with a codebook up to 8796093022208.0 in magnitude; squares of its numbers are counted in "
+        "units, which magnitudes from 2^-32 to 2^32 have; scale the codebook",
     ),
     (
         int4,
@@ -158,7 +222,7 @@ CASES: list[Case] = [
         {"dtype": "e2m1", "scale_dtype": "e4m3", "amax_min": 1e-4},
         "amax_min: got 0.0001 with scale_dtype='e4m3', of which 0.01171875 to 2688.0 make scales",
     ),
-    (fp8, {"zero": True}, "zero: got True with dtype='e4m3'; only i8 and i4 codes have a zero point"),
+    (fp8, {"zero": True}, "zero: got True with dtype='e4m3'; only i8, i4, i3 and i2 codes have a zero point"),
     (
         fp8,
         {"scale": "given", "recipe": "pow2", "block": GIVEN},

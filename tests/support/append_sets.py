@@ -400,6 +400,13 @@ SETS: Final = {
             rope=NEOX,
             hadamard="qkv",
         ),
+        # Codes of a byte that are no neighbours, of rows turned before they are quantized; K's have a sign's bit.
+        _set(
+            "hadamard_signs",
+            presets.lmdeploy_turboquant(dtype="f16", kv_heads=2, head_dim=64, page_size=16),
+            rope=NEOX,
+            hadamard="qkv",
+        ),
         _set(
             "hadamard_quarter",
             Paged(dtype="f16", head_dim=128, **_SIZES),

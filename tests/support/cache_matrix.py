@@ -6,11 +6,13 @@ for.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvgen import CSR, Block, Continuous, Dense, KernelSet, Latent, Layout, Mapped, Paged, PerKV, Quant, Ring, presets
 from kvgen.spec.cache import Cache
+from kvgen.spec.codebooks import lloyd_max
 from kvgen.spec.kernel_set import Op
 
 _APART: Final = Layout(k="page layer token head dim", v="layer page token head dim")
@@ -155,6 +157,49 @@ CHOSEN: Final[dict[str, Cache]] = {
     ),
     "kivi": presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=24),
 }
+
+# Codes of 3 and 2 bits, and codes of a byte that are no neighbours. Any run appends, gathers, converts and decodes such
+# (tests/ops/test_scaled_rows.py).
+if "KVGEN_FAMILY" in os.environ:
+    CHOSEN |= {
+        "narrow_rows": Paged(
+            dtype="bf16",
+            kv_heads=2,
+            head_dim=32,
+            page_size=3,
+            layout=Layout(kv="page layer token head kv dim"),
+            k_quant=Quant(
+                dtype="i3",
+                codebook=lloyd_max(3, 32),
+                recipe="norm",
+                norm_correction=True,
+                scale_dtype="f16",
+                place="row",
+            ),
+            v_quant=Quant(dtype="i3", scale_dtype="f16", zero=True, recipe="min", place="row"),
+        ),
+        "narrow_pool": Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=24,
+            page_size=8,
+            layout=_APART,
+            k_quant=Quant(dtype="i2", scale_dtype="f32", zero=True, block=Block(dim=8)),
+            v_quant=Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 8), recipe="unit", block=Block(dim=12)),
+        ),
+        "narrow_strided": Paged(
+            dtype="f16",
+            kv_heads=2,
+            head_dim=40,
+            page_size=8,
+            layout=_APART,
+            k_quant=Quant(
+                dtype="i4", scale_dtype="f32", zero=True, packing="strided", recipe="signs", codebook=lloyd_max(3, 40)
+            ),
+            v_quant=Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 40), recipe="unit", packing="strided"),
+        ),
+    }
+FEW_BITS: Final = tuple(name for name in CHOSEN if name.startswith("narrow"))
 
 
 def chosen(

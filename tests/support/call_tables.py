@@ -88,7 +88,13 @@ class Call:
         """Check all of it."""
         cache = self.cache()
         given = [self.arguments[p.name] for p in self.kernel.arguments]
-        self.op.prepare(cache if self.kernel.all_layers else cache[1], given, None, self.kernel, 0)
+        self.op.prepare(cache if self.kernel.all_layers else cache[1], given, None, self.kernel, self.planned_rows)
+
+    @property
+    def planned_rows(self) -> int:
+        """How many rows a planner's arrays are for."""
+        of_rows = [p.name for p in self.arrays if p.shape == ("planned_rows",)]
+        return int(self.arguments[of_rows[0]].shape[0]) if of_rows else 0
 
     @property
     def arrays(self) -> list[Array]:

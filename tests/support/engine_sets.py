@@ -43,6 +43,9 @@ ENGINES = {
         ),
         with_operations("kvbm_operational", presets.kvbm_operational(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations("lmdeploy_int4", presets.lmdeploy_int4(dtype="f16", page_size=16, **_SMALL), ("gather",)),
+        with_operations(
+            "lmdeploy_turboquant", presets.lmdeploy_turboquant(dtype="f16", page_size=16, **_SMALL), ("gather",)
+        ),
         with_operations("lmdeploy_int8", presets.lmdeploy_int8(dtype="bf16", page_size=16, **_SMALL), ()),
         with_operations(
             "kivi", presets.kivi(dtype="f16", group_size=8, page_size=16, kv_heads=2, head_dim=16), ("gather",)
@@ -75,15 +78,24 @@ _OWN = Quant(dtype="i8", scale_dtype="f16", zero=True, own_table=True)
 
 
 def _grouped(tokens: int, **more: Any) -> Quant:
-    return Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(token=tokens, dim=1), residual=tokens, **more)
+    fields = {"dtype": "i4", "scale_dtype": "f16", "zero": True, **more}
+    return Quant(**fields, block=Block(token=tokens, dim=1), residual=tokens)
 
 
 QUANTIZED = {
     s.name: s
     for s in (
         with_operations("grouped", Paged(k_quant=_grouped(4), v_quant=_PER_TOKEN, **_SIZES), ("gather", "decode")),
-        with_operations(
-            "grouped_after", Paged(k_quant=_grouped(8), v_quant=_PER_TOKEN, lengths="after", **_SIZES), ("gather",)
+        with_operations(  # KIVI's codes of 2 bits, and of 3
+            "grouped_after",
+            Paged(
+                k_quant=_grouped(8, dtype="i2"),
+                v_quant=_PER_TOKEN.model_copy(update={"dtype": "i3"}),
+                layout=_APART,
+                lengths="after",
+                **_SIZES,
+            ),
+            ("gather",),
         ),
         with_operations(
             "grouped_ring",

@@ -54,6 +54,9 @@ CODES: Final = {
     "book": Quant(dtype="i4", scale_dtype="f16", codebook=lloyd_max(4, 64), recipe="unit", place="row"),
     "least": Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", block=Block(dim=32), place="row"),
     "i8_row": Quant(dtype="i8", scale_dtype="f32", place="row"),
+    "of_3_bits": Quant(dtype="i3", scale_dtype="f16", zero=True, recipe="min", place="row"),
+    "signs": Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="signs", codebook=lloyd_max(3, 64), place="row"),
+    "of_2_bits": Quant(dtype="i2", scale_dtype="f16", codebook=lloyd_max(2, 64), recipe="unit", block=Block(dim=16)),
 }
 
 

@@ -16,7 +16,7 @@ from kvgen.runtime.cpu import Launched, machine
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import Op
 from tests.support.batches import PLAIN, Batch, batches
-from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import package
 from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Memory, Scene
@@ -53,7 +53,7 @@ SETS = chosen(
     _operations,
     (
         "dense", "hnd", "kv_inside", "per_kv", "indirect", "mapped", "ring", "continuous_open", "latent_row", "mixed",
-        "int8_own_table", "int4_in_page", "kivi", "heads_outside",
+        "int8_own_table", "int4_in_page", "kivi", "heads_outside", *FEW_BITS,
     ),
 )  # fmt: skip
 

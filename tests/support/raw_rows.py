@@ -12,14 +12,34 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
 from kvgen.spec.cache import Cache
-from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, surroundings
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 
 # Scatter makes codes as append does; raw rows do not ask how scales were chosen.
-SCATTER = ("kv_inside", "per_kv", "mapped", "ring", "latent_row", "mixed", "int8_own_table", "nvfp4_swizzled")
-RAW = ("kv_inside", "per_kv", "ring", "xpacked", "latent_row", "int8_own_table", "int4_in_page", "nvfp4_swizzled")
+SCATTER = (
+    "kv_inside",
+    "per_kv",
+    "mapped",
+    "ring",
+    "latent_row",
+    "mixed",
+    "int8_own_table",
+    "nvfp4_swizzled",
+    *FEW_BITS,
+)
+RAW = (
+    "kv_inside",
+    "per_kv",
+    "ring",
+    "xpacked",
+    "latent_row",
+    "int8_own_table",
+    "int4_in_page",
+    "nvfp4_swizzled",
+    *FEW_BITS,
+)
 
 
 def _operations(cache: Cache) -> list[Any]:

@@ -20,7 +20,7 @@ from kvgen.spec.norm import LayerNorm, RmsNorm
 from tests.ops.test_fused import check_q, check_row, fill
 from tests.support.append_sets import GEMMA, NEOX, YARN
 from tests.support.batches import PLAIN, Batch
-from tests.support.cache_matrix import CHOSEN, chosen
+from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import on_machine, package
 from tests.support.memory import rows_array
 from tests.support.scenes import Scene
@@ -52,6 +52,9 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "nvfp4": ("rotate",),
     "nvfp4_swizzled": ("norm_k",),
 }
+
+if FEW_BITS:
+    OPERATIONS |= {"narrow_rows": ("norm_k", "rotate"), "narrow_pool": ("norm_v", "rotate_k")}
 
 
 def operations(cache: Cache) -> Sequence[Op]:

@@ -20,6 +20,7 @@ from tests.surface.test_refusals import KEYS, kernel
 
 NONE, NO_ROW = 2**64 - 1, 0x7FFFFF00
 PACKED: Final = Paged(**MAX, quant=Quant(dtype="i4", scale_dtype="f16", block=Block(dim=16)))
+STRIDED: Final = Paged(**MAX, quant=Quant(dtype="i4", scale_dtype="f16", zero=True, packing="strided"))
 SCALED: Final = Paged(**MAX, quant=Quant(dtype="e4m3", scale_dtype="f32"))
 SLOTS: Final = Paged(**(MAX | {"page_size": 1}), table=Indirect(), quant=Quant(dtype="e4m3", scale_dtype="f32"))
 TWO: Final = Latent(
@@ -113,7 +114,48 @@ def test_tiles_of_packed_codes_are_asked_for_in_dims() -> None:
 def test_half_a_byte_is_refused(call: str) -> None:
     with pytest.raises(UnitError) as error:
         compile_unit(unit(PACKED, kernel(PACKED, f"{KEYS}.{call};")), "sm_90a", "ptx", cache=None)
-    assert call[: call.index("<")] + ": a byte has two codes; the width is even" in str(error.value)
+    assert call[
+        : call.index("<")
+    ] + ": codes fill whole bytes; 4-bit ones by 2, 2-bit ones by 4, 3-bit ones by 8" in str(error.value)
+
+
+def test_codes_of_a_byte_that_are_no_neighbours() -> None:
+    """Dims i and i + 32 share byte i: loads take one of them, tiles are of whole rows, no call stores half a byte."""
+    body = """
+  float numbers[4];
+  for (uint32_t i = 0; i < 2; ++i) {
+    unpack<KeyCache::dtype>(numbers, keys.load_quantized<4>(0, 1, 9, 8 + 32 * i));
+    for (uint32_t j = 0; j < 4; ++j) x[4 * i + j] = numbers[j];
+    const auto values = keys.load<4, float>(0, 1, 9, 8 + 32 * i);
+    for (uint32_t j = 0; j < 4; ++j) x[8 + 4 * i + j] = values.e[j];
+  }
+  out[0] = (uint64_t)keys.block_paged_ptr<1>(0, 9, 1, 40);
+"""
+    arrays = {"pool": filled((4, 2, 1, PAGE, 2, 32), np.uint8), "scales": filled((4, 2, 1, PAGE, 2, 2), np.float16)}
+    codes = arrays["pool"][0, 0, 0, 9, 1, 8:12]
+    scale, zero = arrays["scales"][0, 0, 0, 9, 1] = np.array([0.5, 3], np.float16)
+    numbers, values, cache = ask(package("strided", STRIDED, body), arrays, dense([[0, 1]], [9]))
+    assert values[:8] == [*(codes % 16), *(codes // 16)]
+    assert values[8:] == [(v - zero) * scale for v in values[:8]]
+    assert numbers[0] == codes.ctypes.data
+    keys = cache.get_key_cache(0)
+    assert keys.create_tma_tile(PAGE, 64, swizzle=32).plan.tile_bytes == PAGE * 32
+    refusal = "depth: got 32; dims that share a byte are 32 apart, and a tile has them all; 64 is"
+    with pytest.raises(ArgumentError, match=refusal):
+        keys.create_tma_tile(PAGE, 32, swizzle=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("store<2>(0, 0, 0, 0, Raw<KeyCache::dtype, 2>{})", "store: the codes of a byte are of dims apart"),
+        ("load<64, float>(0, 0, 0, 0)", "a load is of one of each, at most as many as a row has bytes"),
+    ],
+)
+def test_more_than_a_run_of_strided_codes_is_refused(call: str, message: str) -> None:
+    with pytest.raises(UnitError) as error:
+        compile_unit(unit(STRIDED, kernel(STRIDED, f"{KEYS}.{call};")), "sm_90a", "ptx", cache=None)
+    assert message in str(error.value)
 
 
 # ---------------------------------------------------------------- the RoPE part

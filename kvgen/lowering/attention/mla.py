@@ -115,45 +115,28 @@ def _run(struct: str, at: int, nbytes: int, step: int) -> RunContext:
 def _check_segment(segment: Segment, name: str) -> None:
     region = segment.region
     if region.run != segment.size or region.vector * region.dtype.bits != 128:
-        raise ValueError(
-            f"ops: mla_decode: got {name} in the layout {region.text!r}; it copies rows in pieces of 16 bytes; use a "
-            "layout whose last axis is dim, and rows of a multiple of 16 bytes"
-        )
+        raise ValueError(f"{name} does not come in pieces of 16 bytes: layout {region.text!r}")
     if segment.size * region.dtype.bits % 256:
-        raise ValueError(
-            f"ops: mla_decode: got {segment.size} dims of {region.dtype.name} in {name}; it multiplies 32 bytes of a row at a "
-            f"time; use a multiple of {256 // region.dtype.bits}"
-        )
+        raise ValueError(f"{name} has {segment.size} dims of {region.dtype.name}, no multiple of 32 bytes")
 
 
 def latent_row(cache: Cache) -> LatentRow:
-    """How a row of the cache lies in shared memory; raises ValueError where tensor cores cannot take it."""
+    """How a row of the cache lies in shared memory; raises ValueError, which says why, where products cannot be made of rows as
+    they are stored."""
     latent, *more = cache.storage.roles["k"]
     kind, scales = latent.region.dtype, latent.scales
     if cache.dtype == "f32" or kind.name not in ("bf16", "f16", "e4m3"):
-        raise ValueError(
-            f"ops: mla_decode multiplies on tensor cores, but the cache has dtype={cache.dtype!r} and rows of {kind.name}; use "
-            "bf16 or f16, and e4m3 where rows are quantized, or lists of rows (sparse=True), which take any codes of these two"
-        )
+        raise ValueError(f"rows of {kind.name}")
     _check_segment(latent, "the latent part" if more else "a row")
     if cache.latent_part > latent.size:
-        raise ValueError(
-            f"ops: mla_decode: got values='row' with {latent.size} dims of {kind.name} and a RoPE part of other elements; it "
-            "reads V from rows of one kind; use values='latent', or rows that are quantized as a whole or not at all"
-        )
+        raise ValueError(f"V has dims of {kind.name} and others")
     if cache.latent_part * kind.bits % 256:
-        raise ValueError(
-            f"ops: mla_decode: got latent_dim={cache.latent_part} of {kind.name}; it multiplies 32 bytes of a row at a time; use "
-            f"a multiple of {256 // kind.bits}"
-        )
+        raise ValueError(f"V has {cache.latent_part} dims of {kind.name}, no multiple of 32 bytes")
     for segment in more:
         _check_segment(segment, "the RoPE part")
     if scales is not None and (scales.dtype.name != "f32" or scales.zero or scales.block[0] != 1 or scales.array):
-        raise ValueError(
-            f"ops: mla_decode: got scale_dtype={scales.dtype.name!r}{', given by the caller' if scales.array else ''}"
-            f"{', zero=True' if scales.zero else ''}; it takes f32 scales without zero points, computed, one or more a token; "
-            "use Quant(dtype='e4m3', scale_dtype='f32')"
-        )
+        given = ", given by the caller" if scales.array else ", with zero points" if scales.zero else ""
+        raise ValueError(f"scales of {scales.dtype.name}{given}")
     latent_bytes = latent.size * kind.bytes
     rope_bytes = sum(s.size * s.region.dtype.bytes for s in more)
     step = _step(latent)
@@ -172,10 +155,7 @@ def latent_row(cache: Cache) -> LatentRow:
         assert scales.region is not None
         scale_at = scales.region.byte_offset - latent.region.byte_offset
         if not 0 <= scale_at < end:
-            raise ValueError(
-                "ops: mla_decode: got scales behind the rows of their page, or behind all of their row; it reads them from a "
-                "pool, or between the codes and the RoPE part of their row; use place='pool', or place='row' without quant_rope"
-            )
+            raise ValueError("scales lie behind the rows of their page, or behind all of their row")
     dims = scales.block[2] if scales else 0
     row = LatentRow(
         runs=tuple(runs),
@@ -190,10 +170,7 @@ def latent_row(cache: Cache) -> LatentRow:
     )
     each = -(-cache.latent_part // (WARPS * 32)) * 32
     if groups > 1 and (dims % each or latent.size % dims):
-        raise ValueError(
-            f"ops: mla_decode gives a warp {each} dims of V, which share a scale; got blocks of {dims} of {latent.size}; use "
-            f"a multiple of {each} that divides them"
-        )
+        raise ValueError(f"a warp has {each} dims of V, which share no scale: {dims} dims do")
     return row
 
 
@@ -203,7 +180,8 @@ def _step(segment: Segment) -> int:
 
 
 def shape_of(row: LatentRow, cache: Cache, columns: int, archs: Sequence[str]) -> Shape:
-    """The largest tile of columns that fits, with as many stages as fit; one block fills a multiprocessor's shared memory.
+    """The largest tile of columns that fits, with as many stages as fit; one block fills a multiprocessor's shared memory. Raises
+    ValueError, which says why, where none fits.
 
     16-bit rows come in tiles of 32 tokens, so that several are in flight; codes have half the bytes, and twice the tokens.
     """
@@ -215,10 +193,7 @@ def shape_of(row: LatentRow, cache: Cache, columns: int, archs: Sequence[str]) -
             return found
         wanted //= 2
     limit = min(MEMORY[size] for size in sizes) >> 10
-    raise ValueError(
-        f"ops: mla_decode has no room for two tiles of rows of {row.pitch} bytes in the {limit} KB of shared memory that "
-        f"{', '.join(archs)} have in common; use smaller rows, or leave out sm_89 and sm_120f"
-    )
+    raise ValueError(f"no room for two tiles of rows of {row.pitch} bytes in {limit} KB of shared memory")
 
 
 def _shape(row: LatentRow, cache: Cache, cols: int, sizes: set[str]) -> Shape | None:

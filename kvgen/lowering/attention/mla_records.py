@@ -69,6 +69,11 @@ def check_row(cache: Cache, at: str) -> None:
                 f"{at}: got {segment.size} dims in {part}, from {segment.begin} on; a thread takes {UNIT} of them; use multiples "
                 f"of {UNIT}"
             )
+        if segment.quant is not None and segment.quant.norm_correction:
+            raise ValueError(
+                f"{at}: got norm_correction=True; a thread takes {UNIT} dims, and a norm is corrected by all codes of a row; use "
+                "recipe='unit', whose scales are corrected as they are stored"
+            )
         if _unit_bytes(segment) > _UNIT_BYTES:
             raise ValueError(
                 f"{at}: got {_unit_bytes(segment)} bytes of codes and scales for {UNIT} dims of {part}; a thread keeps "

@@ -125,8 +125,10 @@ def record_of(cache: Cache) -> Record:
 def _record(cache: Cache) -> Record | str:
     """Or why threads cannot take such rows 16 dims at a time."""
     codes, *more = cache.storage.roles["k"]
-    if codes.region.run != codes.size or codes.size % PANEL or codes.region.dtype.bits == 32:
-        return f"a row's codes are no run of a multiple of {PANEL} dims in 16 bits or less"
+    if codes.region.run != codes.size or codes.size % PANEL or codes.region.dtype.bits not in (4, 8, 16):
+        return f"a row's codes are no run of a multiple of {PANEL} dims in 4, 8 or 16 bits"
+    if codes.quant is not None and codes.quant.strided:
+        return "codes of a byte are no neighbours"
     if codes.quant is not None and codes.quant.recipe not in _RECIPES:
         return f"recipe {codes.quant.recipe!r} has more than a scale"
     if codes.quant is None:

@@ -193,6 +193,10 @@ def segment_hindrance(segment: Segment, role: str = "key", columns: int = 0) -> 
         return "a token's dims do not lie side by side"
     if any(a != Axis(a.name) for a in region.axes if a.name in ("token", "head")) or region.stride_of("token") is None:
         return "tokens are no fixed step apart"
+    if region.dtype.bits < 4:
+        return f"codes of {region.dtype.bits} bits"
+    if region.strided:
+        return "codes of a byte that are no neighbours"
     if segment.quant is not None and segment.quant.residual:
         why = _waiting_hindrance(segment)
         if why:

@@ -31,7 +31,7 @@ from kvgen.spec.presets.flashinfer import (
     flashinfer_nvfp4,
     flashinfer_v4_nvfp4,
 )
-from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8
+from kvgen.spec.presets.integer import kivi, lmdeploy_int4, lmdeploy_int8, lmdeploy_turboquant
 from kvgen.spec.presets.kvbm import kvbm_operational, kvbm_universal
 from kvgen.spec.presets.modular import (
     max_continuous,
@@ -78,6 +78,7 @@ __all__ = [
     "kvbm_universal",
     "lmdeploy_int4",
     "lmdeploy_int8",
+    "lmdeploy_turboquant",
     "max_continuous",
     "max_indexer",
     "max_mla",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 from kvgen.errors import SpecError
@@ -13,6 +14,22 @@ from kvgen.spec.tables import Dense, IndexName
 
 KVCacheDType = Literal["auto", "fp8_e4m3", "fp8_e5m2"]
 PerTokenHead = Literal["int8_per_token_head", "fp8_per_token_head"]
+TurboQuant = Literal["turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"]
+TURBOQUANT: Final[dict[TurboQuant, tuple[CodeName, CodeName]]] = {
+    "turboquant_k8v4": ("e4m3", "i4"),
+    "turboquant_4bit_nc": ("i4", "i4"),
+    "turboquant_k3v4_nc": ("i3", "i4"),
+    "turboquant_3bit_nc": ("i3", "i3"),
+}
+# Magnitudes of vLLM's centroids of N(0, 1), which its solver finds by trapezoids of a 200th of each interval: within 0.002 of
+# `lloyd_max`. Times 1 / sqrt(dim) they are its own, to the last bit of f32.
+_CENTROIDS: Final[dict[CodeName, tuple[float, ...]]] = {
+    "i3": (0.24498359250250515, 0.7556454989634354, 1.3431800020335032, 2.150349538993173),
+    "i4": (
+        0.1284276607427625, 0.3881377908946276, 0.6568799185298697, 0.9424482432760117,
+        1.2562575696718017, 1.617881759577153, 2.0684471186825486, 2.7309222187735096,
+    ),
+}  # fmt: skip
 _CODES: Final[dict[str, CodeName]] = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "int8": "i8"}
 
 
@@ -33,6 +50,20 @@ def per_token_head(kv_cache_dtype: PerTokenHead) -> Quant:
     """Codes with an f32 scale of at least 1e-6 a token and head, behind the codes."""
     codes: CodeName = "i8" if kv_cache_dtype == "int8_per_token_head" else "e4m3"
     return Quant(dtype=codes, scale_dtype="f32", scale_min=1e-6, place="row")
+
+
+def turboquant(kv_cache_dtype: TurboQuant, head_dim: int) -> tuple[Quant, Quant]:
+    """K and V of vLLM's turboquant caches: K cast, or codes of centroids under the norm of the row, which readers correct; V
+    between the least and the largest value of the row.
+    """
+    k_bits, v_bits = TURBOQUANT[kv_cache_dtype]
+    values = Quant(dtype=v_bits, scale_dtype="f16", zero=True, recipe="min", place="row")
+    if k_bits == "e4m3":
+        return Quant(dtype=k_bits), values
+    magnitudes = [c / math.sqrt(head_dim) for c in _CENTROIDS[k_bits]]
+    book = (*(-c for c in reversed(magnitudes)), *magnitudes)
+    keys = Quant(dtype=k_bits, codebook=book, recipe="norm", norm_correction=True, scale_dtype="f16", place="row")
+    return keys, values
 
 
 def mixed_pow2(*, amax_min: float | None = None, scale_min: float | None = None) -> Quant:

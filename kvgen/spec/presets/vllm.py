@@ -10,14 +10,17 @@ from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
 from kvgen.spec.presets.quants import (
+    TURBOQUANT,
     KVCacheDType,
     PerTokenHead,
+    TurboQuant,
     mixed_pow2,
     mxfp8,
     nvfp4,
     per_tensor,
     per_token_head,
     record_v4,
+    turboquant,
 )
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.rate import block_entries
@@ -133,25 +136,30 @@ def vllm_turboquant(
     kv_heads: int,
     head_dim: int,
     page_size: int = 16,
-    kv_cache_dtype: Literal["turboquant_k8v4"] = "turboquant_k8v4",
+    kv_cache_dtype: TurboQuant = "turboquant_k8v4",
 ) -> Paged:
     """vLLM V1's turboquant caches (its pull request 38479, 2026): K and V of unlike width in one row a token and head.
 
-    A tensor per layer, u8 `[N, P, H, S]`, strides `(P*H*S, H*S, S, 1)`. "turboquant_k8v4", S = 196 where D is 128: D
-    e4m3 of K, cast; D/2 bytes of V in 4 bits, two codes a byte; f16 scale and f16 least value of V: values are
-    code * scale + least. Table and lengths as `vllm`. vLLM divides by the scale before it is rounded to f16: codes of V
-    may differ by one near ties. Below compute capability 8.9 vLLM stores K as fp8e4b15, which kvgen has not. Not here:
-    "turboquant_4bit_nc", "k3v4_nc" and "3bit_nc", whose readers divide by the norm of a row's centroids.
+    A tensor per layer, u8 `[N, P, H, S]`, strides `(P*H*S, H*S, S, 1)`; vLLM's view of it is `[N, H, P, S]`: pass
+    `cache.transpose(1, 2)`. A row, S bytes where D is 128:
 
-    Source: vllm/model_executor/layers/quantization/turboquant/config.py, TurboQuantConfig;
-    vllm/v1/attention/ops/triton_turboquant_store.py, _tq_fused_store_fp8 and _store_quantized_value (0.32).
+    - "turboquant_k8v4", 196: D e4m3 of K, cast | D/2 bytes of V in 4 bits | f16 scale and f16 least value of V.
+    - "turboquant_4bit_nc", 134: D/2 bytes of K in 4 bits | f16 norm of K | V as above.
+    - "turboquant_k3v4_nc", 118: 3*D/8 bytes of K in 3 bits | f16 norm | V as above.
+    - "turboquant_3bit_nc", 102: K in 3 bits | f16 norm | 3*D/8 bytes of V in 3 bits | f16 scale and least value.
+
+    Codes lie from a byte's lowest bit up. V is code * scale + least. K of the "_nc" caches is norm * c / |c|, c what the
+    row's codes stand for: the centroids of vLLM's solver, for rows turned by the Hadamard transform, D a power of two:
+    store them with `Append(rows="slots", hadamard="qk")`, which turns q alike. Table and lengths as `vllm`. vLLM divides V
+    by its scale before that is rounded to f16: codes of V may differ by one near ties. Below compute capability 8.9 vLLM
+    stores e4m3 K as fp8e4b15, which kvgen has not, and on gfx950 pages in another order.
+
+    Source: vllm/model_executor/layers/quantization/turboquant/config.py, TurboQuantConfig, and centroids.py;
+    vllm/v1/attention/ops/triton_turboquant_store.py and triton_turboquant_decode.py (0.33).
     """
-    if kv_cache_dtype != "turboquant_k8v4":
-        raise SpecError(
-            f"kv_cache_dtype: got {kv_cache_dtype!r}; kvgen reads and writes 'turboquant_k8v4'; others divide by the norm of a "
-            "row's centroids when they are read; use 'turboquant_k8v4'"
-        )
-    values = Quant(dtype="i4", scale_dtype="f16", zero=True, recipe="min", place="row")
+    if kv_cache_dtype not in TURBOQUANT:
+        raise SpecError(f"kv_cache_dtype: got {kv_cache_dtype!r}; it must be one of {', '.join(map(repr, TURBOQUANT))}")
+    keys, values = turboquant(kv_cache_dtype, head_dim)
     return Paged(
         dtype=dtype,
         kv_heads=kv_heads,
@@ -161,7 +169,7 @@ def vllm_turboquant(
         table=Dense(dtype="i32"),
         lengths="after",
         lengths_dtype="i32",
-        k_quant=Quant(dtype="e4m3"),
+        k_quant=keys,
         v_quant=values,
     )
 

@@ -44,12 +44,15 @@ __device__ __forceinline__ uint32_t token_of_thread() {
 template <typename Tile, typename S, uint32_t kDims, uint32_t kPitch, uint32_t kWidth, typename Cache, typename Page>
 __device__ __forceinline__ void store_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
   constexpr uint32_t kThreads = LaneShape<Tile>::kThreads / Tile::kTokens, kStore = kWidth < 4 ? kWidth : 4;
+  static_assert(!kRowCorrected<S> || (kThreads <= 32 && (kThreads & (kThreads - 1)) == 0), "store_row: the threads of a row are lanes of a warp");
+  const uint32_t lane = threadIdx.x % kThreads, mask = kThreads < 32 ? ((1u << kThreads % 32) - 1) << (threadIdx.x % 32 - lane) : ~0u;
   float* to = (float*)rows + token_of_thread<Tile>() * kPitch;
+  const float factor = row_factor<S, kThreads, kWidth>(cache, page, offset, head, page.valid, lane, mask, global);
 #pragma unroll 4
-  for (uint32_t dim = threadIdx.x % kThreads * kWidth; dim < kDims; dim += kThreads * kWidth) {
+  for (uint32_t dim = lane * kWidth; dim < kDims; dim += kThreads * kWidth) {
     Vec<float, kWidth> x;
     fill(x, 0.0f);
-    if (page.valid && dim < S::kSize) load_elements<S>(x, cache, page, offset, head, dim, global);
+    if (page.valid && dim < S::kSize) load_of_row<S>(x, cache, page, offset, head, dim, factor);
 #pragma unroll
     for (uint32_t i = 0; i < kWidth; i += kStore)
       if (dim + i < kDims) *(Vec<float, kStore>*)(to + dim + i) = *(const Vec<float, kStore>*)&x.e[i];

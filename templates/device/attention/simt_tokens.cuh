@@ -53,18 +53,32 @@ struct LaneSums {
   }
 };
 
+// The lanes that share this lane's token, as a mask.
+template <typename Lanes>
+__device__ __forceinline__ uint32_t lanes_of() {
+  return ~0u >> (32 - Lanes::kLanes) << (threadIdx.x % 32 / Lanes::kLanes * Lanes::kLanes);
+}
+
 // Products of the token at `page`, `offset` with every column, over the lanes that share it; all lanes of the warp take part, `live`
 // ones read.
 template <typename Lanes, typename Cache>
 __device__ __forceinline__ void multiply_qk(float (&score)[Lanes::kCols], const LaneQuery<Lanes>& query, const Cache& cache, const PageRef& page,
                                             uint32_t offset, uint32_t head, bool live, float global) {
+  using K = typename Lanes::K;
   const uint32_t lane = threadIdx.x % Lanes::kLanes;
+  uint32_t squares = 0;
+  float norm = 0.0f;  // asked for first, needed last
+  if constexpr (kRowCorrected<K>) norm = live ? to_f32(*scale_at<K>(cache, page, offset, head, 0)) : 0.0f;
 #pragma unroll
   for (uint32_t c = 0; c < Lanes::kKeyChunks; ++c) {
     const uint32_t dim = (c * Lanes::kLanes + lane) * Lanes::kWidth;
-    if (live && dim < Lanes::K::kSize) {
+    if (live && dim < K::kSize) {
       Vec<float, Lanes::kWidth> key;
-      load_elements<typename Lanes::K>(key, cache, page, offset, head, dim, global);
+      if constexpr (kRowCorrected<K>) {
+        load_direction<K>(key, squares, page, offset, head, dim);
+      } else {
+        load_elements<K>(key, cache, page, offset, head, dim, global);
+      }
 #pragma unroll
       for (uint32_t col = 0; col < Lanes::kCols; ++col)
 #pragma unroll
@@ -75,6 +89,11 @@ __device__ __forceinline__ void multiply_qk(float (&score)[Lanes::kCols], const 
   for (uint32_t col = 0; col < Lanes::kCols; ++col)
 #pragma unroll
     for (uint32_t step = Lanes::kLanes / 2; step > 0; step /= 2) score[col] += __shfl_xor_sync(~0u, score[col], step);
+  if constexpr (kRowCorrected<K>) {  // so far scores of directions
+    norm = corrected_norm<typename K::Element::Book>(norm, reduce_sum<Lanes::kLanes>(squares, ~0u));
+#pragma unroll
+    for (uint32_t col = 0; col < Lanes::kCols; ++col) score[col] = __fmaf_rn(score[col], norm, norm - norm);  // NaN where it is infinite
+  }
 }
 
 // A column's score becomes its weight 2^(score - row_max); sums of earlier tokens are rescaled.
@@ -95,13 +114,15 @@ __device__ __forceinline__ void exponentiate(LaneSums<Lanes>& sums, float& score
 template <typename Lanes, typename Cache>
 __device__ __forceinline__ void multiply_pv(LaneSums<Lanes>& sums, const float (&weight)[Lanes::kCols], const Cache& cache, const PageRef& page,
                                             uint32_t offset, uint32_t head, float global) {
+  using V = typename Lanes::V;
   const uint32_t lane = threadIdx.x % Lanes::kLanes;
+  const float factor = row_factor<V, Lanes::kLanes, Lanes::kWidth>(cache, page, offset, head, true, lane, lanes_of<Lanes>(), global);
 #pragma unroll
   for (uint32_t c = 0; c < Lanes::kValueChunks; ++c) {
     const uint32_t dim = (c * Lanes::kLanes + lane) * Lanes::kWidth;
-    if (dim < Lanes::V::kSize) {
+    if (dim < V::kSize) {
       Vec<float, Lanes::kWidth> value;
-      load_elements<typename Lanes::V>(value, cache, page, offset, head, dim, global);
+      load_of_row<V>(value, cache, page, offset, head, dim, factor);
 #pragma unroll
       for (uint32_t col = 0; col < Lanes::kCols; ++col) {
         if (weight[col] == 0.0f) continue;

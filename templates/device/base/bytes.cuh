@@ -3,9 +3,10 @@
 
 #include "types.cuh"
 
-// What a vector of N one-byte elements is made of. The compiler copies a struct member by member, so that an array of bytes alone
-// would be taken apart and put together again, at three instructions an element.
-template <uint32_t N>
+// What a vector of N one-byte elements is made of, words as wide as its alignment: the largest power of two that divides N. The
+// compiler copies a struct member by member, so that an array of bytes alone would be taken apart and put together again, at three
+// instructions an element.
+template <uint32_t kAlign>
 struct Word {
   using type = uint32_t;
 };
@@ -18,12 +19,35 @@ struct Word<2> {
   using type = uint16_t;
 };
 template <typename T, uint32_t N>
-struct alignas(N) Bytes {
+struct alignas(N & -N) Bytes {
   union {
-    typename Word<N>::type words[(N + 3) / 4];
+    typename Word<(N & -N)>::type words[N / sizeof(typename Word<(N & -N)>::type)];
     T e[N];
   };
 };
+
+// Word `i`, of kWord bits, of numbers of kBits bits that lie side by side, from the lowest bit up; and number `i` of such words.
+template <uint32_t kBits, uint32_t kWord, uint32_t kNumbers>
+__device__ __forceinline__ uint32_t joined_word(const uint32_t (&numbers)[kNumbers], uint32_t i) {
+  uint32_t word = 0;
+#pragma unroll
+  for (uint32_t n = 0; n < kNumbers; ++n) {
+    const int up = (int)(n * kBits) - (int)(i * kWord);
+    if (up > -(int)kBits && up < (int)kWord) word |= up < 0 ? numbers[n] >> -up : numbers[n] << up;
+  }
+  return word;
+}
+template <uint32_t kBits, typename Word, uint32_t kWords>
+__device__ __forceinline__ uint32_t number_in(const Word (&words)[kWords], uint32_t i) {
+  constexpr int kWord = 8 * sizeof(Word);
+  uint32_t number = 0;
+#pragma unroll
+  for (uint32_t n = 0; n < kWords; ++n) {
+    const int up = (int)n * kWord - (int)(i * kBits);
+    if (up > -kWord && up < (int)kBits) number |= up < 0 ? (uint32_t)words[n] >> -up : (uint32_t)words[n] << up;
+  }
+  return number & (kBits < 32 ? (1u << kBits % 32) - 1 : ~0u);
+}
 
 // Four of the eight bytes of `high`:`low`. A nibble of `selector` names one; its top bit asks for eight copies of that
 // byte's sign instead. Unlike __byte_perm, no instruction is spent on ignoring that bit.

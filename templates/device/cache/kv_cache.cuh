@@ -58,7 +58,7 @@ struct KVCache {
   using Page = typename Collection::Page;
   // kWidth elements as memory holds them; a whole one at least, so that what is wrong with less is said once.
   template <uint32_t kWidth>
-  using Elements = Raw<dtype, (kWidth < kPerElement<dtype> ? kPerElement<dtype> : kWidth)>;
+  using Elements = Raw<dtype, (kWidth < kTogether<dtype> ? kTogether<dtype> : kWidth)>;
   static constexpr KVCacheStaticParams kv_params{R::kHeads, R::kDim, R::kIsMla};
   static constexpr uint32_t page_size_ = R::kPageSize;  // 0: a block a request
   static constexpr bool quantization_enabled = R::kScaled;
@@ -106,11 +106,11 @@ struct KVCache {
   // kWidth neighbouring elements as memory holds them; 0 on caches without scales, as upstream.
   template <uint32_t kWidth>
   __device__ __forceinline__ Elements<kWidth> load_quantized(uint32_t b, uint32_t head, uint32_t token, uint32_t dim) const {
-    static_assert(kWidth % kPerElement<dtype> == 0, "load_quantized: a byte has two codes; the width is even");
+    static_assert(kWidth % kTogether<dtype> == 0, "load_quantized: codes fill whole bytes; 4-bit ones by 2, 2-bit ones by 4, 3-bit ones by 8");
     Elements<kWidth> out = {};
     if constexpr (R::kScaled) {
       const Page page = coded(b, token, dim);
-      if (page.valid) load_raw<typename R::Main, kWidth>(out, page, token % cache.page_tokens, head, dim);
+      if (page.valid) load_codes<typename R::Main, kWidth>(out, page, token % cache.page_tokens, head, dim);
     }
     return out;
   }
@@ -119,7 +119,8 @@ struct KVCache {
   template <uint32_t kWidth>
   __device__ __forceinline__ void store(uint32_t b, uint32_t head, uint32_t token, uint32_t dim,
                                         const Elements<kWidth>& elements) const {
-    static_assert(kWidth % kPerElement<dtype> == 0, "store: a byte has two codes; the width is even");
+    static_assert(!kStrided<dtype>, "store: the codes of a byte are of dims apart, and are stored together; use store_block");
+    static_assert(kWidth % kTogether<dtype> == 0, "store: codes fill whole bytes; 4-bit ones by 2, 2-bit ones by 4, 3-bit ones by 8");
     const Page page = this->page(b, token);
     const uint32_t offset = token % cache.page_tokens;
     if (!page.valid || !sealed(page, offset)) return;
@@ -239,7 +240,7 @@ struct KVCache {
   template <typename T = R>
   __device__ __forceinline__ static constexpr uint32_t col_idx(uint32_t head) {
     static_assert(T::kRow > 0, "col_idx: a token's heads are no row of this layout; use kv_tma_coords(b, token)");
-    return (uint32_t)(R::Main::offset(0, head, 0) / kPerElement<dtype>);
+    return (uint32_t)(R::Main::offset(0, head, 0) / kPlacesEach<dtype>);
   }
   template <typename T = R>
   __device__ __forceinline__ uint64_t num_scale_rows() const {

@@ -12,7 +12,9 @@ enum class Recipe : uint32_t {
   pow2_raised,
   least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
   norm,          // the block's Euclidean norm, of codes of a codebook
-  unit,          // the same over the norm of what the codes stand for
+  norm_corrected,  // the same, which readers divide by the norm of what the codes stand for
+  unit,          // the norm over that of what the codes stand for
+  signs,         // the norm, and the root mean square of what the codes leave in the zero point's place; their highest bit is its sign
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -28,33 +30,51 @@ constexpr bool kComputes = S::kRecipe != Recipe::none && S::kRecipe != Recipe::g
 
 // Whether scales are norms.
 template <typename S>
-constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::unit;
+constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::norm_corrected || S::kRecipe == Recipe::unit || S::kRecipe == Recipe::signs;
+
+// Whether readers need all codes of a block to read one of them, and whether a block is a row.
+template <typename S>
+constexpr bool kCorrected = S::kRecipe == Recipe::norm_corrected;
+template <typename S>
+constexpr bool kRowCorrected = kCorrected<S> && S::kBlockHeads == 1 && S::kBlockDims == S::kSize;
 
 template <typename S, typename Page>
 __device__ __forceinline__ typename S::Element* element_at(const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
-  return in_global(S::base(page)) + S::offset(token, head, dim) / kPerElement<typename S::Element>;
+  return in_global(S::base(page)) + S::offset(token, head, dim) / kPlacesEach<typename S::Element>;
 }
 
-// N neighbouring elements as memory holds them, in accesses as wide as a run allows.
+// N neighbouring elements as memory holds them, in accesses as wide as a run allows; of strided codes, their bytes.
 template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void load_raw(Raw<typename S::Element, N>& raw, const Page& page, uint32_t token, uint32_t head,
                                          uint32_t dim) {
-  constexpr uint32_t kPer = kPerElement<typename S::Element>, kAccess = N < S::kVector ? N : S::kVector;
+  using Element = typename S::Element;
+  constexpr uint32_t kAccess = N < S::kVector ? N : S::kVector;
 #pragma unroll
   for (uint32_t i = 0; i < N; i += kAccess) {
-    using Access = Vec<typename S::Element, kAccess / kPer>;
-    *(Access*)&raw.e[i / kPer] = *(const Access*)element_at<S>(page, token, head, dim + i);
+    *(Raw<Element, kAccess>*)&raw.e[units_of<Element>(i)] = *(const Raw<Element, kAccess>*)element_at<S>(page, token, head, dim + i);
   }
 }
 
 template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void store_raw(const Page& page, uint32_t token, uint32_t head, uint32_t dim,
                                           const Raw<typename S::Element, N>& raw) {
-  constexpr uint32_t kPer = kPerElement<typename S::Element>, kAccess = N < S::kVector ? N : S::kVector;
+  using Element = typename S::Element;
+  constexpr uint32_t kAccess = N < S::kVector ? N : S::kVector;
 #pragma unroll
   for (uint32_t i = 0; i < N; i += kAccess) {
-    using Access = Vec<typename S::Element, kAccess / kPer>;
-    *(Access*)element_at<S>(page, token, head, dim + i) = *(const Access*)&raw.e[i / kPer];
+    *(Raw<Element, kAccess>*)element_at<S>(page, token, head, dim + i) = *(const Raw<Element, kAccess>*)&raw.e[units_of<Element>(i)];
+  }
+}
+
+// N neighbouring elements: as memory holds them, but of strided codes without the others in their bytes.
+template <typename S, uint32_t N, typename Page>
+__device__ __forceinline__ void load_codes(Raw<typename S::Element, N>& raw, const Page& page, uint32_t token, uint32_t head,
+                                           uint32_t dim) {
+  using Element = typename S::Element;
+  load_raw<S, N>(raw, page, token, head, dim);
+  if constexpr (kStrided<Element>) {
+    static_assert(S::kSize / kPlacesEach<Element> % N == 0, "load: the codes of a byte are of dims apart; a load is of one of each, at most as many as a row has bytes");
+    keep_codes(raw, (uint32_t)(S::offset(token, head, dim) % kPlacesEach<Element>));
   }
 }
 
@@ -89,6 +109,31 @@ __device__ __forceinline__ void load_scales(Vec<typename S::Scale, kSteps*(1 + S
     *(Access*)&out.e[i] = *(const Access*)(scale_at<S>(cache, page, token, head, dim + i / kEach * kStep) + i % kEach);
 }
 
+// What the values of a block's codes are multiplied with where its norm is corrected. kLanes neighbouring lanes, all of `mask`, ask
+// together; (head, dim) is the first element of the block, of which a lane reads kWidth elements at a time.
+template <typename S, uint32_t kLanes, uint32_t kWidth, typename Page>
+__device__ __forceinline__ float corrected_scale(float norm, const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
+                                                 uint32_t mask) {
+  using Element = typename S::Element;
+  using Book = typename Element::Book;
+  uint32_t squares = 0;
+#pragma unroll 4
+  for (uint32_t i = lane * kWidth; i < S::kBlockHeads * S::kBlockDims; i += kLanes * kWidth) {
+    Raw<Element, kWidth> raw;
+    float x[kWidth];
+    load_codes<S, kWidth>(raw, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
+    unpack<Element>(x, raw);
+    squares += squares_in_units<Book>(x);
+  }
+  if constexpr (kLanes > 1) squares = reduce_sum<kLanes>(squares, mask);
+  return corrected_norm<Book>(norm, squares);
+}
+template <typename S, uint32_t kLanes, uint32_t kWidth, typename Cache, typename Page>
+__device__ __forceinline__ float stored_corrected_scale(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
+                                                        uint32_t lane, uint32_t mask) {
+  return corrected_scale<S, kLanes, kWidth>(to_f32(*scale_at<S>(cache, page, token, head, dim)), page, token, head, dim, lane, mask);
+}
+
 // The one scale above all blocks; it is the same throughout a kernel.
 template <typename S, typename Cache>
 __device__ __forceinline__ float global_scale_of(const Cache& cache) {
@@ -111,13 +156,14 @@ struct Stored<S, N, false> {
 template <typename S, uint32_t N, typename Cache, typename Page>
 __device__ __forceinline__ void load_stored(Stored<S, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
                                             uint32_t dim) {
-  load_raw<S, N>(out.raw, page, token, head, dim);
+  load_codes<S, N>(out.raw, page, token, head, dim);
   if constexpr (S::kRecipe != Recipe::none) load_scales<S, Stored<S, N>::kStep, Stored<S, N>::kSteps>(out.scales, cache, page, token, head, dim);
 }
 
 // Their values. `global` is global_scale_of<S>(cache).
 template <typename S, uint32_t N, typename Out>
 __device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored<S, N>& stored, float global) {
+  static_assert(!kCorrected<S>, "dequantize_stored: norms of this segment are corrected by all codes of a block; use load_elements");
   using Element = typename S::Element;
   float x[N];
   if constexpr (S::kRecipe != Recipe::none) {
@@ -134,6 +180,8 @@ __device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored
       dequantize_global(x, stored.raw, scale, global);
     } else if constexpr (S::kRecipe == Recipe::least) {
       dequantize_from_least<Element>(x, stored.raw, scale, zero);
+    } else if constexpr (S::kRecipe == Recipe::signs) {
+      dequantize_signs(Element{}, x, stored.raw, scale, zero);
     } else if constexpr (S::kZero) {
       dequantize<Element>(x, stored.raw, scale, zero);
     } else {
@@ -146,6 +194,16 @@ __device__ __forceinline__ void dequantize_stored(Vec<Out, N>& out, const Stored
     unpack<Element>(x, stored.raw);
     pack<Out>(out, x);
   }
+}
+
+// N neighbouring values of whole bytes whose scales are known: M of them, each of N / M neighbours.
+template <typename S, uint32_t N, uint32_t M, typename Out, typename Page>
+__device__ __forceinline__ void load_scaled(Vec<Out, N>& out, const Page& page, uint32_t token, uint32_t head, uint32_t dim, const float (&scale)[M]) {
+  Raw<typename S::Element, N> raw;
+  float x[N];
+  load_codes<S, N>(raw, page, token, head, dim);
+  dequantize<typename S::Element>(x, raw, scale);
+  pack<Out>(out, x);
 }
 
 // N neighbouring values of whole bytes, dequantized.
@@ -163,19 +221,32 @@ __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache,
       return;
     }
   }
-  Stored<S, N> stored;
-  load_stored(stored, cache, page, token, head, dim);
-  dequantize_stored(out, stored, global);
+  if constexpr (kCorrected<S>) {
+    constexpr uint32_t kStep = within_block(N, S::kBlockDims), kSteps = N / kStep;
+    float scale[kSteps];
+#pragma unroll
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      const uint32_t first = (dim + i * kStep) / S::kBlockDims * S::kBlockDims;
+      scale[i] = stored_corrected_scale<S, 1, kStep>(cache, page, token, head / S::kBlockHeads * S::kBlockHeads, first, 0, 0);
+    }
+    load_scaled<S>(out, page, token, head, dim, scale);
+  } else {
+    Stored<S, N> stored;
+    load_stored(stored, cache, page, token, head, dim);
+    dequantize_stored(out, stored, global);
+  }
 }
 
 // N neighbouring values, dequantized; dim is a multiple of N. The page is valid. `global` is global_scale_of<S>(cache).
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
                                               uint32_t head, uint32_t dim, float global) {
-  if constexpr (N < kPerElement<typename S::Element>) {  // half a byte
-    Vec<Out, 2> pair;
-    load_bytes<S>(pair, cache, page, token, head, dim / 2 * 2, global);
-    out.e[0] = pair.e[dim % 2];
+  constexpr uint32_t kWhole = kTogether<typename S::Element>;
+  if constexpr (N < kWhole) {  // a part of a byte, or of three
+    Vec<Out, kWhole> whole;
+    load_bytes<S>(whole, cache, page, token, head, dim / kWhole * kWhole, global);
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) out.e[i] = whole.e[dim % kWhole + i];
   } else {
     load_bytes<S>(out, cache, page, token, head, dim, global);
   }
@@ -184,6 +255,35 @@ template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
                                               uint32_t head, uint32_t dim) {
   load_elements<S>(out, cache, page, token, head, dim, global_scale_of<S>(cache));
+}
+
+// What load_of_row takes of a head's row that kLanes neighbouring lanes, all of `mask`, read together if it is `live`: `global`, or the
+// row's scale where its norm is corrected, which the lanes find together, kWidth elements at a time.
+template <typename S, uint32_t kLanes, uint32_t kWidth, typename Cache, typename Page>
+__device__ __forceinline__ float row_factor(const Cache& cache, const Page& page, uint32_t token, uint32_t head, bool live, uint32_t lane,
+                                            uint32_t mask, float global) {
+  if constexpr (kRowCorrected<S>) return live ? stored_corrected_scale<S, kLanes, kWidth>(cache, page, token, head, 0, lane, mask) : 0.0f;
+  return global;
+}
+template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
+__device__ __forceinline__ void load_of_row(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
+                                            uint32_t dim, float factor) {
+  if constexpr (kRowCorrected<S>) {
+    const float scale[1] = {factor};
+    load_scaled<S>(out, page, token, head, dim, scale);
+  } else {
+    load_elements<S>(out, cache, page, token, head, dim, factor);
+  }
+}
+
+// A part of a row whose norm is corrected: what its codes stand for; their squares are added to `squares`.
+template <typename S, uint32_t N, typename Page>
+__device__ __forceinline__ void load_direction(Vec<float, N>& out, uint32_t& squares, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
+  using Element = typename S::Element;
+  Raw<Element, N> raw;
+  load_codes<S, N>(raw, page, token, head, dim);
+  unpack<Element>(out.e, raw);
+  squares += squares_in_units<typename Element::Book>(out.e);
 }
 
 // Stores N neighbouring values of a segment whose writes choose no scale: as they are, cast, or divided by a given scale.
@@ -236,39 +336,68 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   }
 }
 
-// store_codes of a block under its norm: "unit" knows its scale once it has the codes.
+// Stores the codes of a block, kLanes * kWidth elements at a time: make(raw, c) gives those from element (c * kLanes + lane) * kWidth
+// on, if live(element) is true of it. Of strided codes a lane has all that share its bytes.
+template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Live, typename Make>
+__device__ __forceinline__ void store_chunks(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane, const Live& live,
+                                             const Make& make) {
+  using Element = typename S::Element;
+  constexpr uint32_t kApart = kStrided<Element> ? kPlacesEach<Element> : 1, kRounds = kChunks / kApart;
+  static_assert(kApart == 1 || S::kBlockDims == kApart * kRounds * kLanes * kWidth, "store_chunks: a lane has all codes of its bytes");
+#pragma unroll kUnroll
+  for (uint32_t c = 0; c < kRounds; ++c) {
+    const uint32_t element = (c * kLanes + lane) * kWidth;
+    if (!live(element)) continue;
+    Raw<Element, kWidth> raw;
+    make(raw, c);
+    if constexpr (kStrided<Element>) {
+#pragma unroll
+      for (uint32_t place = 1; place < kApart; ++place) {
+        Raw<Element, kWidth> codes;
+        make(codes, c + place * kRounds);
+        join_codes(raw, codes, place);
+      }
+    }
+    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
+  }
+}
+
+// store_codes of a block under its norm, which divides before it is rounded where codes alone give the direction. "unit" knows its
+// scale once it has the codes, and "signs" what these leave.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
 __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                                        uint32_t mask, const Read& read, const Keep& keep) {
   using Element = typename S::Element;
   using Scale = typename S::Scale;
-  constexpr uint32_t kBlock = S::kBlockHeads * S::kBlockDims;
-  double squares = 0.0, of_codes = 0.0;
+  const auto live = [](uint32_t element) { return element < S::kBlockHeads * S::kBlockDims; };
+  double squares = 0.0, of_codes = 0.0;  // or of what they leave
 #pragma unroll kUnroll
   for (uint32_t c = 0; c < kChunks; ++c) {
-    if ((c * kLanes + lane) * kWidth >= kBlock) continue;
+    if (!live((c * kLanes + lane) * kWidth)) continue;
     float x[kWidth];
     read(x, c);
     squares += squares_of(x);
   }
   const float norm = norm_of(reduce_sum<kLanes>(squares, mask));
   const Scale rounded = from_f32<Scale>(norm);
-  const float divisor = S::kRecipe == Recipe::unit ? norm : to_f32(rounded);
-#pragma unroll kUnroll
-  for (uint32_t c = 0; c < kChunks; ++c) {
-    const uint32_t element = (c * kLanes + lane) * kWidth;
-    if (element >= kBlock) continue;
+  const float divisor = S::kRecipe == Recipe::norm ? to_f32(rounded) : norm;
+  store_chunks<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, live, [&](Raw<Element, kWidth>& raw, uint32_t c) {
     float x[kWidth];
     read(x, c);
-    Raw<Element, kWidth> raw;
-    quantize<Element>(raw, x, divisor);
-    unpack<Element>(x, raw);
-    of_codes += squares_of(x);
-    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
-  }
+    divide(x, divisor);
+    pack<Element>(raw, x);
+    float values[kWidth];
+    unpack<Element>(values, raw);
+#pragma unroll
+    for (uint32_t i = 0; S::kRecipe == Recipe::signs && i < kWidth; ++i) values[i] = __fsub_rn(x[i], values[i]);
+    of_codes += squares_of(values);
+  });
   if constexpr (S::kRecipe == Recipe::unit) {
     const float of_all = norm_of(reduce_sum<kLanes>(of_codes, mask));
     if (lane == 0) keep(unit_scale<Scale>(norm, of_all), Scale{});
+  } else if constexpr (S::kRecipe == Recipe::signs) {
+    const float left = norm_of(reduce_sum<kLanes>(of_codes, mask) / (S::kBlockHeads * S::kBlockDims));
+    if (lane == 0) keep(rounded, from_f32<Scale>(left));
   } else {
     if (lane == 0) keep(rounded, Scale{});
   }
@@ -304,22 +433,18 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
 
   float divisor = to_f32(scale);
   if constexpr (S::kRecipe == Recipe::nvfp4_global) divisor = product(scale, global);
-#pragma unroll kUnroll
-  for (uint32_t c = 0; c < kChunks; ++c) {
-    const uint32_t element = (c * kLanes + lane) * kWidth;
-    if (!live(element)) continue;
+  const float shift = to_f32(zero);
+  store_chunks<S, kLanes, kWidth, kChunks, kUnroll>(page, token, head, dim, lane, live, [&](Raw<Element, kWidth>& raw, uint32_t c) {
     float x[kWidth];
     read(x, c);
-    Raw<Element, kWidth> raw;
     if constexpr (S::kRecipe == Recipe::least) {
-      quantize_from_least<Element>(raw, x, divisor, to_f32(zero));
+      quantize_from_least<Element>(raw, x, divisor, shift);
     } else if constexpr (S::kZero) {
-      quantize<Element>(raw, x, divisor, to_f32(zero));
+      quantize<Element>(raw, x, divisor, shift);
     } else {
       quantize<Element>(raw, x, divisor);
     }
-    store_raw<S, kWidth>(page, token, head + element / S::kBlockDims, dim + element % S::kBlockDims, raw);
-  }
+  });
 }
 
 // The same, and stores the scale where it belongs.

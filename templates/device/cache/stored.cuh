@@ -5,8 +5,9 @@
 
 #include "segment.cuh"
 
-// Values of a segment, dequantized and rounded to Out, or stored as given: no scale is computed.
-template <typename S, typename Out>
+// Values of a segment, dequantized and rounded to Out, or stored as given: no scale is computed. kLanes neighbouring lanes load a head's
+// row at once, a vector each; 1: every lane for itself.
+template <typename S, typename Out, uint32_t kLanes = 1>
 struct Values {
   using Type = Out;
   static constexpr uint32_t kBegin = S::kBegin, kHeads = 1, kDims = S::kSize;
@@ -24,7 +25,14 @@ struct Values {
 
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void load(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t i) const {
-    load_elements<S>(out, cache, page, token, i / S::kSize, i % S::kSize, global);
+    if constexpr (kLanes > 1) {
+      static_assert(kLanes * N == S::kSize, "Values: lanes that load together have a row");
+      const uint32_t lane = threadIdx.x % kLanes, mask = ~0u >> (32 - kLanes) << (threadIdx.x % 32 - lane);
+      const float factor = row_factor<S, kLanes, N>(cache, page, token, i / S::kSize, true, lane, mask, global);
+      load_of_row<S>(out, cache, page, token, i / S::kSize, i % S::kSize, factor);
+    } else {
+      load_elements<S>(out, cache, page, token, i / S::kSize, i % S::kSize, global);
+    }
   }
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void store(const Cache& cache, const Page& page, uint32_t token, uint32_t i, const Vec<Out, N>& in) const {
@@ -65,11 +73,15 @@ __device__ __forceinline__ T missing_code() {
   }
 }
 
+// Units of memory in a head's row.
+template <typename S>
+constexpr uint32_t kRowUnits = kStrided<typename S::Element> ? S::kSize / kPlacesEach<typename S::Element> : units_of<typename S::Element>(S::kSize);
+
 // Elements of a segment as memory holds them, packed ones together.
 template <typename S>
 struct Codes {
   using Type = typename S::Element;
-  static constexpr uint32_t kPer = kPerElement<Type>, kHeads = 1, kDims = S::kSize / kPer;
+  static constexpr uint32_t kHeads = 1, kDims = kRowUnits<S>;
 
   template <typename Cache>
   __device__ __forceinline__ explicit Codes(const Cache&) {}
@@ -83,11 +95,11 @@ struct Codes {
 
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void load(Vec<Type, N>& out, const Cache&, const Page& page, uint32_t token, uint32_t i) const {
-    load_raw<S, N * kPer>(out, page, token, i / kDims, i % kDims * kPer);
+    load_raw<S, elements_of<Type>(N)>(out, page, token, i / kDims, elements_of<Type>(i % kDims));
   }
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void store(const Cache&, const Page& page, uint32_t token, uint32_t i, const Vec<Type, N>& in) const {
-    store_raw<S, N * kPer>(page, token, i / kDims, i % kDims * kPer, in);
+    store_raw<S, elements_of<Type>(N)>(page, token, i / kDims, elements_of<Type>(i % kDims), in);
   }
 };
 

@@ -7,7 +7,7 @@
 #include "e8m0.cuh"
 #include "integers.cuh"
 
-// Logical elements in one T.
+// Logical elements in one T; of u3, of which eight lie in three, see units_of.
 template <typename T>
 constexpr uint32_t kPerElement = 1;
 template <>
@@ -16,6 +16,36 @@ template <>
 constexpr uint32_t kPerElement<i4x2> = 2;
 template <>
 constexpr uint32_t kPerElement<u4x2> = 2;
+template <>
+constexpr uint32_t kPerElement<u2x4> = 4;
+
+// Bits of a logical element, and the fewest elements that fill whole T.
+template <typename T>
+constexpr uint32_t kElementBits = 8 * sizeof(T) / kPerElement<T>;
+template <>
+constexpr uint32_t kElementBits<u3> = 3;
+template <typename T>
+constexpr uint32_t kTogether = kPerElement<T>;
+template <>
+constexpr uint32_t kTogether<u3> = 8;
+
+// What an offset counts, elements or bits of 3-bit codes: so many a T.
+template <typename T>
+constexpr uint32_t kPlacesEach = kElementBits<T> == 3 ? 8 : kPerElement<T>;
+
+// Whether the elements of a T are no neighbours (strided.cuh).
+template <typename T>
+constexpr bool kStrided = false;
+
+// How many T hold n elements, and the reverse.
+template <typename T>
+__host__ __device__ constexpr uint32_t units_of(uint32_t n) {
+  return n / kTogether<T> * (kTogether<T> * kElementBits<T> / (8 * sizeof(T)));
+}
+template <typename T>
+__host__ __device__ constexpr uint32_t elements_of(uint32_t units) {
+  return units / units_of<T>(kTogether<T>) * kTogether<T>;
+}
 
 // The largest code: what an amax is divided by. Integers without zero leave out their lowest code, so that none has no
 // opposite.
@@ -35,10 +65,14 @@ template <>
 constexpr float kLargest<i4x2> = 7.0f;
 template <>
 constexpr float kLargest<u4x2> = 15.0f;
+template <>
+constexpr float kLargest<u2x4> = 3.0f;
+template <>
+constexpr float kLargest<u3> = 7.0f;
 
-// N logical elements moved by one access.
+// N logical elements moved by one access (of u3 by three).
 template <typename T, uint32_t N>
-using Raw = Vec<T, N / kPerElement<T>>;
+using Raw = Vec<T, units_of<T>(N)>;
 
 // Elements of 16 bits and more are their own codes.
 template <typename T>
@@ -64,13 +98,23 @@ __device__ __forceinline__ void pack(Raw<T, N>& raw, const float (&codes)[N]) {
     for (uint32_t i = 0; i + 1 < N; i += 2) pack_pair(&raw.e[i], codes[i], codes[i + 1]);
     if constexpr (N % 2 != 0) raw.e[N - 1] = from_f32<T>(codes[N - 1]);
   } else {
-    constexpr uint32_t kBytes = N / kPerElement<T>, kInWord = 4 * kPerElement<T>;
+    // As many codes as make up a word, or three bytes, are encoded at once.
+    constexpr uint32_t kCodes = 32 / kElementBits<T> / kTogether<T> * kTogether<T>, kGroups = (N + kCodes - 1) / kCodes;
+    uint32_t group[kGroups];
 #pragma unroll
-    for (uint32_t byte = 0; byte < kBytes; byte += 4) {
-      float in[kInWord];
+    for (uint32_t g = 0; g < kGroups; ++g) {
+      float in[kCodes];
 #pragma unroll
-      for (uint32_t i = 0; i < kInWord; ++i) in[i] = byte * kPerElement<T> + i < N ? codes[byte * kPerElement<T> + i] : 0.0f;
-      raw.words[byte / 4] = encode(T{}, in);
+      for (uint32_t i = 0; i < kCodes; ++i) in[i] = g * kCodes + i < N ? codes[g * kCodes + i] : 0.0f;
+      group[g] = encode(T{}, in);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(raw.words) / sizeof(raw.words[0]); ++i) {
+      if constexpr (kCodes * kElementBits<T> == 32) {
+        raw.words[i] = group[i];
+      } else {
+        raw.words[i] = joined_word<kCodes * kElementBits<T>, 8 * sizeof(raw.words[0])>(group, i);
+      }
     }
   }
 }
@@ -82,14 +126,18 @@ __device__ __forceinline__ void unpack(float (&codes)[N], const Raw<T, N>& raw) 
 #pragma unroll
     for (uint32_t i = 0; i < N; ++i) codes[i] = to_f32(raw.e[i]);
   } else {
-    constexpr uint32_t kBytes = N / kPerElement<T>, kInWord = 4 * kPerElement<T>;
+    constexpr uint32_t kCodes = 32 / kElementBits<T> / kTogether<T> * kTogether<T>;
 #pragma unroll
-    for (uint32_t byte = 0; byte < kBytes; byte += 4) {
-      float out[kInWord];
-      decode(T{}, out, raw.words[byte / 4]);
+    for (uint32_t first = 0; first < N; first += kCodes) {
+      float out[kCodes];
+      if constexpr (kCodes * kElementBits<T> == 32) {
+        decode(T{}, out, raw.words[first / kCodes]);
+      } else {
+        decode(T{}, out, number_in<kCodes * kElementBits<T>>(raw.words, first / kCodes));
+      }
 #pragma unroll
-      for (uint32_t i = 0; i < kInWord; ++i) {
-        if (byte * kPerElement<T> + i < N) codes[byte * kPerElement<T> + i] = out[i];
+      for (uint32_t i = 0; i < kCodes; ++i) {
+        if (first + i < N) codes[first + i] = out[i];
       }
     }
   }

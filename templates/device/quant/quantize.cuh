@@ -56,8 +56,8 @@ __device__ __forceinline__ float reduce_min(float x, uint32_t mask) {
   return x;
 }
 
-template <uint32_t Lanes>
-__device__ __forceinline__ double reduce_sum(double x, uint32_t mask) {
+template <uint32_t Lanes, typename T>
+__device__ __forceinline__ T reduce_sum(T x, uint32_t mask) {
   static_assert(Lanes <= 32 && (Lanes & (Lanes - 1)) == 0);
 #pragma unroll
   for (uint32_t step = Lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(mask, x, step);
@@ -134,6 +134,24 @@ __device__ __forceinline__ ScaleZero<S> scale_from_least(float lo, float hi) {
 template <typename S>
 __device__ __forceinline__ S unit_scale(float norm, float of_codes) {
   return from_f32<S>(of_codes == 0.0f ? 0.0f : __fdiv_rn(norm, of_codes));
+}
+
+// A norm that readers correct, of codes of a Book with kSquareBase, 2^23 units of squares, and kNormUnit, the root of a unit: the squares
+// of values, each rounded to whole units. As integers they add up alike in any order; an f32 from 2^23 units on has them in its lowest
+// bits.
+template <typename Book, uint32_t N>
+__device__ __forceinline__ uint32_t squares_in_units(const float (&values)[N]) {
+  uint32_t sum = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i)
+    sum += __float_as_uint(__fmaf_rn(values[i], values[i], Book::kSquareBase)) - __float_as_uint(Book::kSquareBase);
+  return sum;
+}
+// A block's norm over that of what its codes stand for; where these are all 0, the norm.
+template <typename Book>
+__device__ __forceinline__ float corrected_norm(float norm, uint32_t squares) {
+  const float of_codes = __fmul_rn(__fsqrt_rn(__uint2float_rn(squares)), Book::kNormUnit);
+  return squares == 0 ? norm : __fdiv_rn(norm, of_codes);
 }
 
 // ---- Codes

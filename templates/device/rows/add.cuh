@@ -61,6 +61,8 @@ __device__ __forceinline__ void dequantize_in_block(float (&x)[N], const Raw<typ
     dequantize_global(x, raw, of.scale, global);
   } else if constexpr (S::kRecipe == Recipe::least) {
     dequantize_from_least<typename S::Element>(x, raw, of.scale, of.zero);
+  } else if constexpr (S::kRecipe == Recipe::signs) {
+    dequantize_signs(typename S::Element{}, x, raw, of.scale, of.zero);
   } else if constexpr (S::kZero) {
     dequantize<typename S::Element>(x, raw, of.scale, of.zero);
   } else {
@@ -128,7 +130,11 @@ struct BlockAdd {
       if (slot >= rows * kSlots || !cache_slots[slot / kSlots].page.found()) continue;
       const Slot& to = cache_slots[slot / kSlots];
       const uint32_t block = slot % kSlots / kLanes;
-      const BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
+      BlockScale old = {{to_f32(scales[u].e[0])}, {S::kZero ? to_f32(scales[u].e[S::kZero]) : 0.0f}};
+      if constexpr (kCorrected<S>) {
+        const Chunk first = chunk_of(slot - lane, 0);
+        old.scale[0] = corrected_scale<S, kLanes, kWidth>(old.scale[0], to.page, to.token, first.head, first.dim, lane, mask);
+      }
       const auto sum = [&](float (&x)[kWidth], uint32_t c) {
         Vec<Value, kWidth> row;
         if constexpr (kHeld) {
@@ -137,7 +143,7 @@ struct BlockAdd {
         } else {
           const Chunk at = chunk_of(slot, c);
           Raw<typename S::Element, kWidth> raw;
-          load_raw<S, kWidth>(raw, to.page, to.token, at.head, at.dim);
+          load_codes<S, kWidth>(raw, to.page, to.token, at.head, at.dim);
           load_row(row, from, stride, slot, at);
           dequantize_in_block<S>(x, raw, old, global);
         }
@@ -164,7 +170,7 @@ struct BlockAdd {
 #pragma unroll
         for (uint32_t c = 0; c < kChunks; ++c) {
           const Chunk at = chunk_of(slot, c);
-          if (at.live) load_raw<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
+          if (at.live) load_codes<S, kWidth>(codes[u][c], to.page, to.token, at.head, at.dim);
         }
       }
     }

@@ -168,7 +168,7 @@ extern "C" __global__ void elements_words(const uint32_t* in, float* out) {
   write(to, four);
   decode_nibbles<8>(eight, word);
   write(to + 4, eight);
-  const float nibbles[4] = {decode_nibble<0, 0>(word), decode_nibble<1, 8>(word), decode_nibble<2, 0>(word), decode_nibble<3, 8>(word)};
+  const float nibbles[4] = {decode_field<4, 0, 0>(word), decode_field<4, 4, 8>(word), decode_field<4, 8, 0>(word), decode_field<4, 12, 8>(word)};
   write(to + 12, nibbles);
   write(to + 16, {kLargest<e4m3>, kLargest<e5m2>, kLargest<e2m1x2>, kLargest<int8_t>, kLargest<uint8_t>, kLargest<i4x2>, kLargest<u4x2>, kLargest<bf16>});
 }

@@ -37,7 +37,12 @@ struct Run {
   static constexpr uint32_t kNeighbours = kDimBlocks * (1 + kZero), kScaleVector = kNeighbours & (~kNeighbours + 1);
   __device__ static bool found(const PageRef& page) { return page.found(); }
   __device__ static E* base(const PageRef& page) { return (E*)page.codes; }
-  __device__ static constexpr uint32_t offset(uint32_t token, uint32_t head, uint32_t dim) { return (token * kHeads + head) * kDims + dim; }
+  static constexpr uint32_t kStep = kElementBits<E> == 3 ? 3 : 1;  // from an element to the next, as offsets count
+  __device__ static constexpr uint32_t offset(uint32_t token, uint32_t head, uint32_t dim) {
+    constexpr uint32_t kEach = kPlacesEach<E>, kRow = kDims / kEach;
+    if constexpr (kStrided<E>) dim = dim % kRow * kEach + dim / kRow;
+    return ((token * kHeads + head) * kDims + dim) * kStep;
+  }
   template <typename C>
   __device__ static S* scales(const C& cache, const PageRef& page) {
     return (S*)page.scales;

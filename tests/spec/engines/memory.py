@@ -16,7 +16,7 @@ from kvgen.spec.cache import Cache
 
 Ints = NDArray[np.int64]
 View = Callable[[str, int], Ints]
-# (kv, layer, page, token, head, dim) -> byte; `value` gives half bytes where codes have 4 bits.
+# (kv, layer, page, token, head, dim) -> byte; `value` gives half bytes where codes have 4 bits, bits where it says so.
 Place = Callable[[int, int, Ints, Ints, Ints, Ints], Ints]
 
 K, V, KS, VS = 0, 1 << 40, 2 << 40, 3 << 40
@@ -36,7 +36,8 @@ class Sizes:
 @dataclass(frozen=True)
 class Engine:
     """`view(tensor, layer)` is what a user passes, each entry the address of that element; `value` and `scale` are the
-    engine's own formulas. `pages` counts the ids they know, `bits` are those of a code."""
+    engine's own formulas. `pages` counts the ids they know, `bits` are those of a code; 1: codes narrower than bytes are
+    addressed by bits."""
 
     cache: Cache
     view: View

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvgen.spec import presets
+from kvgen.spec.cache import Cache
 from tests.spec.engines.memory import KS, VS, Engine, Ints, K, Sizes, V, buffer, footer, inline, one, row656
 
 
@@ -133,35 +134,40 @@ def flash_attention_varlen(s: Sizes) -> Engine:
 
 def lmdeploy_int8(s: Sizes) -> Engine:
     """mem_pool[layer, block, bytes] cut into K, V, K's and V's (scale, zero), each rounded up to 256 bytes."""
-    return _lmdeploy(s, 8)
+    return _lmdeploy(s, presets.lmdeploy_int8(dtype="f16", kv_heads=s.h, head_dim=s.d, page_size=s.p), (8, 8), 2)
 
 
 def lmdeploy_int4(s: Sizes) -> Engine:
-    """The shapes only: the address of a byte is lmdeploy's, the nibble in it is not (element i sits beside i + D / 2)."""
-    return _lmdeploy(s, 4)
+    """The same with two elements a byte: i in the low nibble, i + D / 2 in the high one."""
+    return _lmdeploy(s, presets.lmdeploy_int4(dtype="f16", kv_heads=s.h, head_dim=s.d, page_size=s.p), (4, 4), 2)
 
 
-def _lmdeploy(s: Sizes, bits: int) -> Engine:
-    make = presets.lmdeploy_int8 if bits == 8 else presets.lmdeploy_int4
-    width = s.d * bits // 8
-    data, scale = -(-s.p * s.h * width // 256) * 256, -(-s.p * s.h * 4 // 256) * 256
-    whole = 2 * data + 2 * scale
-    starts = {"k_pool": 0, "v_pool": data, "k_scales": 2 * data, "v_scales": 2 * data + scale}
+def lmdeploy_turboquant(s: Sizes) -> Engine:
+    """K as int4, V with four elements a byte, i, i + D / 4, i + D / 2, i + 3 D / 4, and one number beside them."""
+    return _lmdeploy(s, presets.lmdeploy_turboquant(dtype="f16", kv_heads=s.h, head_dim=s.d, page_size=s.p), (4, 2), 1)
+
+
+def _lmdeploy(s: Sizes, cache: Cache, bits: tuple[int, int], v_numbers: int) -> Engine:
+    rows, widths, numbers = s.p * s.h, [s.d * n // 8 for n in bits], (2, v_numbers)
+    sizes = [rows * widths[0], rows * widths[1], rows * 2 * numbers[0], rows * 2 * numbers[1]]
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + -(-size // 256) * 256)
+    parts = ("k_pool", "v_pool", "k_scales", "v_scales")
 
     def view(name: str, layer: int) -> Ints:
-        blocks = buffer(K, 1, s.layers, s.n, whole)[layer, :, starts[name] :]
-        if name.endswith("pool"):
-            return blocks[:, : s.p * s.h * width].reshape(s.n, s.p, s.h, width)
-        return blocks[:, : s.p * s.h * 4 : 2].reshape(s.n, s.p, s.h, 2)
+        at = parts.index(name)
+        blocks = buffer(K, 1, s.layers, s.n, ends[-1])[layer, :, ends[at] : ends[at] + sizes[at]]
+        return blocks.reshape(s.n, s.p, s.h, -1) if at < 2 else blocks[:, ::2].reshape(s.n, s.p, s.h, numbers[at - 2])
 
     def value(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
-        row = (layer * s.n + p) * whole + starts["v_pool" if kv else "k_pool"] + (t * s.h + h) * width
-        return row + d if bits == 8 else 2 * row + d
+        byte = (layer * s.n + p) * ends[-1] + ends[kv] + (t * s.h + h) * widths[kv] + d % widths[kv]
+        return byte if bits[kv] == 8 else 8 * byte + d // widths[kv] * bits[kv]
 
     def scales(kv: int, layer: int, p: Ints, t: Ints, h: Ints, d: Ints) -> Ints:
-        return (layer * s.n + p) * whole + starts["v_scales" if kv else "k_scales"] + (t * s.h + h) * 4
+        return (layer * s.n + p) * ends[-1] + ends[2 + kv] + (t * s.h + h) * 2 * numbers[kv] + 0 * d
 
-    return Engine(make(dtype="f16", kv_heads=s.h, head_dim=s.d, page_size=s.p), view, value, scales, bits=bits)
+    return Engine(cache, view, value, scales, bits=8 if bits == (8, 8) else 1)
 
 
 def kivi(s: Sizes) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvgen.spec import presets
+from kvgen.spec.presets.quants import TurboQuant
 from tests.spec.engines.memory import Engine, Ints, K, Place, Sizes, V, buffer, footer, one, row656
 
 
@@ -128,6 +129,38 @@ def vllm_turboquant(s: Sizes) -> Engine:
         lambda kv, layer, p, t, h, d: 2 * (base(p, t, h) + s.d + d // 2) + d % 2 if kv else base(p, t, h) + d,
         lambda kv, layer, p, t, h, d: base(p, t, h) + s.d + s.d // 2 + 0 * d,
         bits=4,
+    )
+
+
+def vllm_turboquant_4bit(s: Sizes) -> Engine:
+    """slot_base + [K nibbles | norm | V nibbles | scale, least value]."""
+    return _turboquant(s, "turboquant_4bit_nc", 4, 4)
+
+
+def vllm_turboquant_k3v4(s: Sizes) -> Engine:
+    """The same with K in 3 bits: bit 3 * dim of the row, _tq_decode_stage1's mse_bit_off."""
+    return _turboquant(s, "turboquant_k3v4_nc", 3, 4)
+
+
+def vllm_turboquant_3bit(s: Sizes) -> Engine:
+    """K and V in 3 bits."""
+    return _turboquant(s, "turboquant_3bit_nc", 3, 3)
+
+
+def _turboquant(s: Sizes, name: TurboQuant, k_bits: int, v_bits: int) -> Engine:
+    cache = presets.vllm_turboquant(dtype="bf16", kv_heads=s.h, head_dim=s.d, page_size=s.p, kv_cache_dtype=name)
+    key = s.d * k_bits // 8 + 2
+    slot = key + s.d * v_bits // 8 + 4
+
+    def base(p: Ints, t: Ints, h: Ints) -> Ints:
+        return K + ((p * s.p + t) * s.h + h) * slot
+
+    return Engine(
+        cache,
+        one(buffer(K, 1, s.n, s.p, s.h, slot)),
+        lambda kv, layer, p, t, h, d: 8 * (base(p, t, h) + kv * key) + d * (v_bits if kv else k_bits),
+        lambda kv, layer, p, t, h, d: base(p, t, h) + (slot - 4 if kv else key - 2) + 0 * d,
+        bits=1,
     )
 
 
