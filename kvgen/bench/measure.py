@@ -79,18 +79,19 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     if report is not None:
         raise DeviceError(f"{scene.kernels.name}/{op.name}: the kernel reported {report}, in a batch without faults")
     minimum = minimum_sectors(scene, call)
-    found = [_measured(scene, op, call.rows, done, planning_sectors(scene)) for done in log.launches[:-1]]
+    found = [_measured(scene, op, call.rows, done, planning_sectors(scene, call)) for done in log.launches[:-1]]
     separate = separate_passes(scene, call, minimum)
     return [*found, _measured(scene, op, call.rows, log.launches[-1], minimum, separate)]
 
 
 def planned(launcher: Any, layer: LayerCache, rows: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What an operation takes once its step is planned: a workspace, instead of what its planner takes."""
+    """What an operation takes once its step is planned: a workspace, instead of what its planner alone takes."""
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     workspace = launcher.workspace(max_rows=rows, device=layer.device, max_tokens=longest)
     taken = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
     launcher.plan(layer, workspace, rows=rows, **{name: arguments[name] for name in taken})
-    return {n: a for n, a in arguments.items() if n not in taken} | {"workspace": workspace}
+    gone = taken - {p.name for p in launcher.KERNEL.arguments}
+    return {n: a for n, a in arguments.items() if n not in gone} | {"workspace": workspace}
 
 
 def _measured(

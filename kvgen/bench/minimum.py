@@ -41,8 +41,11 @@ def minimum_sectors(scene: Scene, call: Call) -> dict[str, int]:
     return {name: n for name, n in found.items() if n}
 
 
-def planning_sectors(scene: Scene) -> dict[str, int]:
-    """What a planner must read to divide the work: every request's length."""
+def planning_sectors(scene: Scene, call: Call) -> dict[str, int]:
+    """What a planner must read to divide the work: every request's length, or those of lists."""
+    if call.sparse:
+        planned = {p.name for p in call.launcher.PLAN.arguments}
+        return {name: -(-a.nbytes // SECTOR) for name, a in call.arrays.items() if name in planned}
     marked = Marked(scene, scene.tables("decode"))
     marked.lengths()
     return {name: n for name, n in marked.sectors().items() if n}

@@ -87,7 +87,9 @@ def attention(kernels: KernelSet, op: Op, plan: KernelPlan, archs: Sequence[str]
     elif isinstance(context, MlaDecodeContext):
         shape, row = context.shape, context.row
         if WGMMA_ARCH in archs:
-            found["why"] += f"; no warpgroups on {WGMMA_ARCH}: {applies(kernels, d.rows * d.group, context.sparse)}"
+            found["why"] += (
+                f"; no warpgroups on {WGMMA_ARCH}: {applies(kernels, d.rows * d.group, bool(context.lists))}"
+            )
         teams, warps, tokens, stages = 1, context.threads // 32, shape.tokens, shape.stages
         cols, most, nbytes = shape.cols, 1, row.latent_bytes + row.rope_bytes + 4 * row.groups
     elif isinstance(context, MlaRecordsContext):

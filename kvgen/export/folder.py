@@ -44,7 +44,7 @@ class KernelFacts:
 
     files: str
     entry: str
-    threads: int
+    threads: str
     shared: str
     bytes: int
 
@@ -111,7 +111,7 @@ def _facts(context: HeaderContext, files: tuple[str, ...]) -> SetFacts:
         ),
         kernels=tuple(k.name for k in context.kernels),
         files=files,
-        facts=tuple(KernelFacts(_files(k), k.entry, k.threads, _shared(k), k.struct.size) for k in context.kernels),
+        facts=tuple(KernelFacts(_files(k), k.entry, _threads(k), _shared(k), k.struct.size) for k in context.kernels),
         first=first.title,
         first_name=first.name,
     )
@@ -119,6 +119,10 @@ def _facts(context: HeaderContext, files: tuple[str, ...]) -> SetFacts:
 
 def _files(kernel: KernelContext) -> str:
     return ", ".join((f"`{kernel.name}`", *(f"`{f.name}` on {f.arch}" for f in kernel.elsewhere)))
+
+
+def _threads(kernel: KernelContext) -> str:
+    return ", ".join((str(kernel.threads), *(f"{t.threads} on {t.arch}" for t in kernel.threads_by_arch)))
 
 
 def _shared(kernel: KernelContext) -> str:

@@ -46,12 +46,13 @@ SLACK = 8
 class MlaDecodeContext:
     """Everything ops/mla_decode.cu.j2 reads.
 
-    `row` says how a latent row lies in shared memory, `shape` how a block divides its work. `qk_scale` turns products into
-    scores in base 2. `ranged`: codes are multiplied in f16, and Q is brought into its range. `wgmma_file` is the kernel that
-    sm_90a has beside this one ("": none).
+    `lists` name rows, or there are none, and a request's page table does. `row` says how a latent row lies in shared memory,
+    `shape` how a block divides its work. `qk_scale` turns products into scores in base 2. `ranged`: codes are multiplied in
+    f16, and Q is brought into its range. `wgmma_file` is the kernel that sm_90a has beside this one ("": none).
     """
 
     d: Attended
+    lists: tuple[ListContext, ...]
     row: LatentRow
     shape: Shape
     threads: int
@@ -59,7 +60,6 @@ class MlaDecodeContext:
     head_dim: int
     qk_scale: str
     ranged: bool
-    sparse: bool
     wgmma_file: str
 
 
@@ -78,9 +78,9 @@ class MlaDecode(Op):
     - `scale` multiplies scores. None: from the set's model. It follows from the model's heads before absorption, not from
       the width of a cached row: DeepSeek V3's is (128 + 64) ** -0.5, times YaRN's factor.
     - `sparse`: False. True: each row of q has a list of its own, `indices` i32 `[T, K]`, of physical rows (page id *
-      page_size + offset), which may be other requests' rows. -1 is skipped, and the optional `topk_lengths` i32 `[T]` say
-      how many entries of a list count. Nothing is causal then. An index outside the pool, or a topk_length that is negative
-      or above K, makes the row NaN.
+      page_size + offset), which may be other requests' rows. -1 is skipped, and `topk_lengths` i32 `[T]` say how many
+      entries of a list count (optional with split="none"; None: all). Nothing is causal then. An index outside the pool, or
+      a topk_length that is negative or above K, makes the row NaN.
     - `sources`: (). With `sparse=True` other caches, each with a list a row of q of its own, under the same softmax: Keys(name=
       "compressed", cache=...) brings `compressed_cache`, `compressed_indices` and `compressed_topk_lengths`. Their records may
       be other ones; values are those of gather, in the cache's dtype, before they are multiplied.
@@ -338,6 +338,7 @@ class MlaDecode(Op):
         warpgroups = not applies(kernels, self._columns(kernels), self.sparse)
         context = MlaDecodeContext(
             d=self._attended(kernels),
+            lists=self._contexts(),
             row=latent_row(cache),
             shape=shape,
             threads=THREADS,
@@ -345,7 +346,6 @@ class MlaDecode(Op):
             head_dim=cache.head_dim,
             qk_scale=self._qk_scale(kernels),
             ranged=cache.quants["k"] is not None,
-            sparse=self.sparse,
             wgmma_file=wgmma_file(self.name) if warpgroups and others(kernels) else "",
         )
         shared = tuple((a, shape.shared(a)) for a in self._archs(kernels))

@@ -76,6 +76,7 @@ def check_call(
             if planned_rows is None:
                 hold_rows(held, dims["T"])
             dims.update(held.sizes, planned_rows=planned_rows or 0)
+            dims.origin["planned_rows"] = "the plan"
             found = held.view
         else:
             found = view(argument, spec.name)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPS = "ops.Append(), ops.Gather(), ops.Decode()"
 SPEC = '''"""A cache for tests."""
 
-from kvgen import CSR, Continuous, KernelSet, Layout, Paged, PerKV, Ring, ops
+from kvgen import CSR, Continuous, KernelSet, Latent, Layout, Paged, PerKV, Ring, ops
 
 kernels = KernelSet(q_heads=4, cache={cache}, ops=[{ops}], arch=["sm_80"])
 '''
@@ -47,6 +47,10 @@ CACHES = {
     "parts": (
         'Paged(dtype="bf16", kv_heads=2, head_dim=32, page_size=16, table=CSR(last_page_len=True), lengths="after")',
         'ops.Decode(split="balanced")',
+    ),
+    "listed": (
+        'Latent(dtype="bf16", latent_dim=64, rope_dim=16, page_size=4)',
+        'ops.MlaDecode(scale=0.1, sparse=True, split="balanced")',
     ),
 }
 
@@ -365,3 +369,13 @@ def test_checked_in_sets() -> None:
         for op in ("append", "gather"):
             pools = [row for buffer, row in found[name, op].items() if "pool" in buffer]
             assert pools and all(row[3] == row[4] for row in pools)
+
+
+def test_a_planner_of_lists_reads_their_lengths_as_the_kernel_does(
+    scenes: Callable[[str, Workload], tuple[Scene, KernelSet]],
+) -> None:
+    scene, kernels = scenes("listed", Workload("three", (40, 70, 20), (1, 1, 1)))
+    plan, attended = ({t.name: t for t in m.traffic} for m in measure(scene, kernels.ops[0], None))
+    assert set(plan) == {"topk_lengths", "workspace"} and plan["topk_lengths"].minimum == 1
+    assert attended["topk_lengths"].minimum == 1 and attended["indices"].minimum == -(-3 * 20 * 4 // 32)
+    assert all(t.ratio is None or t.ratio >= 1 for t in (*plan.values(), *attended.values()))

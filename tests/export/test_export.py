@@ -447,6 +447,15 @@ def test_cmake_takes_cubins_that_kvgen_made(tmp_path: Path) -> None:
     assert "append: launched" in said
 
 
+def test_the_readme_says_what_a_launch_takes_on_each_architecture() -> None:
+    """Threads and shared memory, where an architecture has a kernel of its own."""
+    loaded = checked_in("deepseek_v3_fp8")
+    readme = export_files([(loaded, ("mla_decode",))], render_all([loaded]), "generated")["README.md"].decode()
+    (row,) = (line for line in readme.splitlines() if "`deepseek_v3_fp8_mla_decode`" in line)
+    (plan, *_) = next(op for op in loaded.kernels.ops if op.name == "mla_decode").plan(loaded.kernels)
+    assert "| 256, 512 on sm_90a |" in row and f"{plan.shared_on('sm_90a')} on sm_90a" in row
+
+
 def test_the_command_writes_what_changed_and_keeps_what_was_edited(project: Folder) -> None:
     said = project.kvgen("export", "tiny", "wide/gather", "-o", "cpp").stdout
     assert said.startswith("tiny, wide: 9 files in cpp, 9 written\n")

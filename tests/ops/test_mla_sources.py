@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvgen import Block, KernelSet, Latent, Layout, Quant, presets
 from kvgen.bench.tiles import Tile, tile_of
 from kvgen.cli.decode_plan_text import attention
+from kvgen.errors import ArgumentError
 from kvgen.ops import MlaDecode
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
@@ -54,6 +55,7 @@ FOOTERS, WARPGROUPS = (
 WIDENED = only("sm_90a", source_set("widened", footers(4), 64, footers(2), sinks="out"))
 PLANNED = [
     only("sm_80", source_set("planned", POOL, 24, INTS, split="balanced")),
+    only("sm_80", source_set("planned_stored", presets.flashmla_fp8(page_size=4), 20, split="balanced")),
     only("sm_80", source_set("planned_pairs", footers(4), 8, footers(2), sinks="out", split="balanced")),
     only("sm_90a", source_set("planned_warpgroups", footers(4), 16, split="balanced")),
     only("sm_90a", source_set("planned_widened", footers(4), 128, inline(2), lse_base="2", split="balanced")),
@@ -241,6 +243,24 @@ def test_lengths_that_changed_since_the_plan(kernels: KernelSet) -> None:
     assert report is not None and (report.code, report.request) == (Fault.STALE, 1)
     assert np.isnan(out[1].astype(np.float32)).all() and np.isnan(lse[1]).all()
     assert out[[0, 2]].tobytes() == was[[0, 2]].tobytes() and lse[[0, 2]].tobytes() == was_lse[[0, 2]].tobytes()
+
+
+def test_a_plan_is_made_of_as_many_lengths_in_every_list() -> None:
+    """And of as many as its rows are where those are given; none is left out."""
+    kernels = PLANNED[0]
+    scene, _, _ = step(kernels, some(kernels), 3, (5, 5))
+    generated = package(kernels)
+    cache = generated.Cache(**scene.arguments())[scene.layer]
+    workspace = generated.mla_decode.workspace(max_rows=4, multiprocessors=5)
+    three, two = np.ones(3, np.int32), np.ones(2, np.int32)
+    plan = generated.mla_decode.plan
+    with machine(arch=scene.batch.arch):
+        with pytest.raises(ArgumentError, match="the plan has planned_rows = 3 but a_topk_lengths has 2"):
+            plan(cache, workspace, three, two)
+        with pytest.raises(ArgumentError, match="the plan has planned_rows = 2 but topk_lengths has 3"):
+            plan(cache, workspace, three, three, rows=2)
+        with pytest.raises(ArgumentError, match="a_topk_lengths: got None"):
+            plan(cache, workspace, three, None)
 
 
 def test_which_kernel_lists_go_through() -> None:

@@ -141,6 +141,8 @@ def _record(cache: Cache) -> Record | str:
         return "a row's dims without scales lie apart from its codes"
     nbytes = step = access = 0
     if codes.scales is not None:
+        if codes.size > LATENT:
+            return f"scales are of more dims of a row than the {LATENT} of V"
         found = _scale_bytes(codes, codes.scales, cache)
         if isinstance(found, str):
             return found

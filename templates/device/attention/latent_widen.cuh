@@ -60,7 +60,7 @@ struct HalfOf {
   static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
   static constexpr bool kCopied = Record::kPlainPanel == 0;
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
-  // Panels of codes in the half; how many scales it has.
+  // Panels of codes in the half; how many scales they have, of which the last one may be the other half's as well.
   static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
   static constexpr uint32_t kScales = (kCoded * 64 + S::kBlockDims - 1) / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
@@ -84,26 +84,27 @@ struct HalfOf {
 
   // Starts the loads.
   __device__ static __forceinline__ void load(Words& words, Scales& scales, const RowPlace& place) {
-    if constexpr (kCopied) return;
+    if constexpr (!kCopied) {
 #pragma unroll
-    for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
+      for (uint32_t w = 0; w < 4; ++w) scales[w] = 0;
 #pragma unroll
-    for (uint32_t at = 0; at < Record::kScaleBytes; at += Record::kScaleAccess)
-      load_live<Record::kScaleAccess>(&scales[at / 4], place.scales + kHalf * Record::kScaleStep + at, place.live);
+      for (uint32_t at = 0; at < Record::kScaleBytes; at += Record::kScaleAccess)
+        load_live<Record::kScaleAccess>(&scales[at / 4], place.scales + kHalf * Record::kScaleStep + at, place.live);
 #pragma unroll
-    for (uint32_t n = 0; n < kPanels; ++n) {
-      const uint32_t panel = kFirst + n;
+      for (uint32_t n = 0; n < kPanels; ++n) {
+        const uint32_t panel = kFirst + n;
 #pragma unroll
-      for (uint32_t w = 0; w < 8; ++w) words[n][w] = 0;
-      if (panel < Record::kPlainPanel) {
-        constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
-        constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
-        static_assert(kAccess >= 4, "a load writes whole words");
+        for (uint32_t w = 0; w < 8; ++w) words[n][w] = 0;
+        if (panel < Record::kPlainPanel) {
+          constexpr uint32_t kBytes = kUnitBytes<S>, kRun = sizeof(typename S::Element) * S::kVector / kPerElement<typename S::Element>;
+          constexpr uint32_t kAccess = kRun < kBytes ? kRun : kBytes;
+          static_assert(kAccess >= 4, "a load writes whole words");
 #pragma unroll
-        for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
-      } else {
+          for (uint32_t at = 0; at < kBytes; at += kAccess) load_live<kAccess>(&words[n][at / 4], place.codes + panel * (4 * kBytes) + at, place.live);
+        } else {
 #pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) load_live<16>(&words[n][i * 4], plain_dims(place, n) + i * 16, place.live);
+          for (uint32_t i = 0; i < 2; ++i) load_live<16>(&words[n][i * 4], plain_dims(place, n) + i * 16, place.live);
+        }
       }
     }
   }
