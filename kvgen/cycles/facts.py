@@ -18,6 +18,7 @@ WARPGROUP_PRODUCTS: Final = ("HGMMA", "QGMMA", "IGMMA")
 COPIES: Final = ("LDGSTS", "UTMALDG", "UBLKCP")
 _LOADS: Final = ("LDG", "LD")
 _SERIALISED: Final = "instructions are serialized"
+_MOVES_REGISTERS: Final = re.compile(r"\b(?:release|take)_registers<")  # as device/mma/wgmma.cuh calls it
 _SHARED: Final = "shared"  # what any store to shared memory held, to whoever reads it
 
 
@@ -81,7 +82,7 @@ def facts_of(listing: str, source: str = "", log: str = "") -> Facts:
     return Facts(
         awaited_loads=awaited_loads(trip),
         serialised_products=sum(serialised(block.code) for block in graph) + log.count(_SERIALISED),
-        setmaxnreg_dropped=int("setmaxnreg" in source and not any(x.base == "USETMAXREG" for x in code)),
+        setmaxnreg_dropped=int(bool(_MOVES_REGISTERS.search(source)) and not any(x.base == "USETMAXREG" for x in code)),
         local_accesses=sum(x.base in ("LDL", "STL") for x in code),
         loop_fences=sum(x.base == "MEMBAR" for x in trip),
         dependent_loads=dependent_loads(code, min((x.address for x in trip), default=None)),

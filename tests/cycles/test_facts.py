@@ -87,11 +87,13 @@ LISTING = """
 
 
 def test_a_kernel() -> None:
-    found = facts_of(LISTING, "setmaxnreg.inc", "wgmma.mma_async instructions are serialized due to ...")
+    found = facts_of(LISTING, "take_registers<192>();", "wgmma.mma_async instructions are serialized due to ...")
     assert found == Facts(
         awaited_loads=0, serialised_products=1, setmaxnreg_dropped=1, local_accesses=1, loop_fences=1, dependent_loads=1
     )
-    kept = facts_of(LISTING.replace("MEMBAR.SC.GPU", "USETMAXREG.DEALLOC.CTAPOOL 0x28"), "setmaxnreg.dec")
+    kept = facts_of(LISTING.replace("MEMBAR.SC.GPU", "USETMAXREG.DEALLOC.CTAPOOL 0x28"), "release_registers<40>();")
+    defined = facts_of(LISTING, 'void take_registers() { asm("setmaxnreg.inc.sync.aligned.u32 %0;"); }')
+    assert not defined.setmaxnreg_dropped
     assert kept.setmaxnreg_dropped == kept.serialised_products == 0
     kernel = Kernel("x", "sm_90a", LISTING, threads=64, registers=100, shared=0)
     assert kernel.facts.local_accesses == 1 and len(kernel.trip) == 4
