@@ -35,6 +35,7 @@ TESTED: Final = {
     ("cycles.md", "python benchmarks/strangers.py"): ("tests/test_strangers.py", "strangers.main"),
     ("export.md", '#include "llama3_8b.h"'): ("tests/export/test_export.py", "export.md"),
     ("operations.md", "ops."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
+    ("operations.md", "workspace = mla_decode.workspace"): ("tests/ops/test_mla_sources.py", "workspace, three, two)"),
     ("presets.md", "from kvgen import"): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("quantization.md", "cache = Paged(..."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("operations.md", "cache=Latent("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
