@@ -332,7 +332,7 @@ def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mba
             f"replay: {len(adding)} loops with products and {len(filling)} that fill shared memory; two warpgroups that multiply "
             "and warps that widen have two and one"
         )
-    trips = [loop.usual for loop in (*adding, *filling)]
+    trips = [*(loop.usual for loop in adding), _of_one_record(filling[0], min(inits))]
     if _asks_before_it_tells(trips[0], min(inits)):
         trips[:2] = trips[1], trips[0]
     roles = []
@@ -343,6 +343,39 @@ def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mba
         roles.append(Role(place, trip, 2 * _WARPS if n == 2 else _WARPS, mbarriers=names, **adds))
     rings = dict.fromkeys(_FULL, Mbarrier(2 * _WARPS)) | dict.fromkeys(_EMPTY, Mbarrier(_WARPS, ahead=2))
     return tuple(roles), rings | {f"weights of {n}": Mbarrier(_WARPS) for n in (0, 1)}
+
+
+def _of_one_record(loop: Loop, first: int) -> tuple[Word, ...]:
+    """The longest way round which a tile of one record goes, where those of several lie beside each other: it says once of each
+    half that it is full, and loads nothing that it writes over unread.
+    """
+    way = loop.way()
+    if way is None:
+        return ()
+    found = [
+        _of_one_record(replace(loop, members=loop.members - {n}), first) for n in _of_two_records(loop, way, first)
+    ]
+    return max(found, key=len, default=()) or way
+
+
+def _of_two_records(loop: Loop, way: Sequence[Word], first: int) -> tuple[int, ...]:
+    """Two blocks on this way which no tile goes through both; none where it is one record's."""
+    block = {word.address: n for n in loop.members for word in loop.graph[n].code}
+    told: dict[int, int] = {}
+    loaded: dict[str, int] = {}
+    for word in way:
+        here = block[word.address]
+        place = (int(offset(word), 0) - first) // 8 if _arrives(word) and offset(word) else -1
+        if 0 <= place < 4 and told.setdefault(place % 2, here) != here:
+            return told[place % 2], here
+        for name in word.sources:
+            loaded.pop(name, None)
+        unread = [before for name in word.writes if (before := loaded.pop(name, here)) != here]
+        if word.base == "LDG":
+            if unread:
+                return unread[0], here
+            loaded |= dict.fromkeys(word.writes, here)
+    return ()
 
 
 _PRODUCTS: Final = ("HGMMA",)

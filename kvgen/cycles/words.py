@@ -26,6 +26,7 @@ _REGISTER: Final = re.compile(r"\b(UR|UP|R|P)(\d+)(?![\w])(\.64)?")
 _PREDICATE: Final = re.compile(r"U?P(\d|T)")
 _NONE: Final = 7  # in the place of a scoreboard
 _WIDTHS: Final = {"64": 2, "128": 4, "WIDE": 2}
+_STORES: Final = ("STS", "STG", "STL", "ST")
 _NO_RESULT: Final = ("ST", "RED", "BRA", "BAR", "EXIT", "LDGSTS", "LDGDEPBAR", "DEPBAR", "UTMA", "UBLK", "SYNCS.ARRIVE")
 
 
@@ -84,9 +85,11 @@ class Word:
 
     @cached_property
     def sources(self) -> frozenset[str]:
-        """The registers and predicates that it reads, the guard among them."""
-        parts = [*self.operands[self._results :], self.guard or ""]
-        return frozenset(name for x in parts for name in _registers(x, 1))
+        """The registers and predicates that it reads, the guard among them; of what a store writes all registers."""
+        parts = [(x, 1) for x in (*self.operands[self._results :], self.guard or "")]
+        if self.base in _STORES:
+            parts[-2] = parts[-2][0], max((_WIDTHS.get(m, 1) for m in self.modifiers), default=1)
+        return frozenset(name for x, count in parts for name in _registers(x, count))
 
 
 def _registers(text: str, count: int) -> Iterator[str]:

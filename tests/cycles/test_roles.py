@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from kvgen.cycles.core import Mbarrier, ReplayError, replay
 from kvgen.cycles.flow import blocks
-from kvgen.cycles.roles import in_turns, producer_of, taking_turns
+from kvgen.cycles.roles import in_turns, producer_of, taking_turns, widening
 from tests.cycles.programs import ROUND, program
 
 LOOP = """[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+UR6+0x100], RZ
@@ -121,3 +123,47 @@ def test_no_producer() -> None:
     assert producer_of(blocks(FILLED.replace("[UR4+0x120]", "[UR4+0x100]")), SOURCE) is None
     # Every trip waits for Q.
     assert producer_of(blocks(FILLED.replace("@P0 BRA `(.L_x_1)", "NOP")), SOURCE) is None
+
+
+def widened(*fetches: str) -> str:
+    """Two loops that multiply, and one that widens rows of two records: left halves of one are longer, right halves of the other.
+    Mbarriers are at 0x100 (full), 0x120 (empty), 0x140 (ready) and on. `fetches`: loads of either record."""
+    add = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"
+    ready = "SYNCS.{} [UR4+0x140], R2", "SYNCS.{} [UR4+0x148], R2"
+    ask, tell = "PHASECHK.TRANS64.TRYWAIT P0,", "ARRIVE.TRANS64.A1T0 RZ,"
+    lines = ["SYNCS.EXCH.64 URZ, [UR4+0x100], UR6"]
+    for n in (0, 1):
+        order = (
+            (ready[0].format(tell), ready[1].format(ask)) if n == 0 else (ready[0].format(ask), ready[1].format(tell))
+        )
+        lines += [f".L_x_{n}:", f"SYNCS.{ask} [UR4+0x100], R2", f"SYNCS.{ask} [UR4+0x108], R2", add, *order]
+        lines += [f"SYNCS.{tell} [UR4+{0x120 + 8 * n:#x}], R2", f"@P1 BRA `(.L_x_{n})"]
+    lines.append(".L_x_2:")
+    for half, lengths in enumerate(((9, 2), (3, 6))):
+        lines.append(f"SYNCS.{ask} [UR4+{0x120 + 8 * half:#x}], R2")
+        for record, length in enumerate(lengths):
+            after = f".L_x_{3 + 4 * half + 2 * record}"
+            lines += [f"@P{2 + record} BRA `({after})", *["F2FP.BF16.F32 R30, R31, R32"] * length, "STS.64 [R9], R28"]
+            lines += [f"SYNCS.{tell} [UR4+{0x100 + 8 * half:#x}], R2", f"{after}:"]
+        for record, fetch in enumerate(fetches):
+            after = f".L_x_{4 + 4 * half + 2 * record}"
+            lines += [f"@P{2 + record} BRA `({after})", fetch, f"{after}:"]
+    lines += ["@P1 BRA `(.L_x_2)", "EXIT"]
+    at = iter(range(16, 16 * len(lines) + 16, 16))
+    return (
+        "\n".join(x if x.endswith(":") else f"        /*{next(at):04x}*/                   {x} ;" for x in lines) + "\n"
+    )
+
+
+def test_a_tile_is_of_one_record() -> None:
+    """Both ways of filling a half lie on the longest way through the text: a trip has the longer one of each half."""
+    same = widened("LDG.E.64 R28, desc[UR6][R2.64]", "LDG.E R28, desc[UR6][R4.64]")
+    (_, _, fills), _ = widening(blocks(same))
+    kinds = Counter(word.base for word in fills.trip)
+    assert (kinds["F2FP"], kinds["STS"], kinds["LDG"]) == (9 + 6, 2, 2)
+    assert sorted(name for name in fills.mbarriers.values() if name) == sorted(
+        ["left_empty", "left_full", "right_empty", "right_full"]
+    )
+    # Loads of registers of their own may all be of one tile.
+    (_, _, fills), _ = widening(blocks(widened("LDG.E R28, desc[UR6][R2.64]", "LDG.E R29, desc[UR6][R2.64]")))
+    assert sum(word.base == "LDG" for word in fills.trip) == 4

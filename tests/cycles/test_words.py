@@ -44,6 +44,7 @@ def test_the_fields_of_an_encoding() -> None:
         ("ISETP.GT.U32.AND P0, PT, R8.reuse, R62.reuse, PT", "P0", "R8 R62"),
         ("SHFL.BFLY PT, R74, R87, 0x4, 0x1f", "R74", "R87"),
         ("STG.E desc[UR6][R2.64], R5", "", "R2 R3 R5 UR6"),
+        ("@P1 STS.128 [R9+0x10], R28", "", "P1 R9 R28 R29 R30 R31"),
         ("LDGSTS.E.BYPASS.128 [R59+0x1100], desc[UR6][R38.64]", "", "R59 R38 R39 UR6"),
         ("@P0 BRA `(.L_x_1)", "", "P0"),
     ],
