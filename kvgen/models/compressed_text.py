@@ -22,11 +22,15 @@ PRESETS: Final = {
     "flashinfer_v4_nvfp4": "vllm_indexer",
     "flashmla_v4": "vllm_indexer",
     "flashmla_v41": "vllm_indexer",
+    "flashmla_v41_fp4": "vllm_indexer_fp4",
     "sglang_v4": "sglang_indexer",
     "sglang_v4_fp4": "sglang_indexer",
     "vllm_v4": "vllm_indexer",
     "vllm_v41": "vllm_indexer",
+    "vllm_v41_fp4": "vllm_indexer_fp4",
 }
+# Records that entries alone have, and the window's beside them.
+WINDOWS: Final = {"flashmla_v41_fp4": "flashmla_v41", "vllm_v41_fp4": "vllm_v41"}
 # Tokens that an engine's block has; pages of entries are such blocks.
 BLOCK: Final = 256
 _Fields = list[tuple[str, Atom | Group]]
@@ -154,7 +158,7 @@ def _window(facts: Checkpoint, preset: str, serving: Serving, arch: Sequence[str
             operations.append(_operation("AttentionOutput", "attention_output", back, fields))
         uses[kind.kind] = (uses[kind.kind][0], "list_keys", *uses[kind.kind][1:], back)
     window = Group("ops.ListKeys(", [("window=", literal(facts.cached[0].window))], ")")
-    cache = Group(f"presets.{preset}(", _page(preset, serving), ")")
+    cache = Group(f"presets.{WINDOWS.get(preset, preset)}(", _page(preset, serving), ")")
     return _set(facts, "window", cache, [*operations, window, Group("ops.Gather(", [], ")")], arch, name, layers=uses)
 
 
@@ -204,7 +208,7 @@ def _rows(preset: str, rate: int) -> Group:
     fields: _Fields = [("rate=", literal(rate))] if rate > 1 else []
     if preset.startswith(("flashmla", "flashinfer")):
         fields.insert(0, ("page_size=", literal(BLOCK // rate)))
-    elif preset == "vllm_v41":
+    elif preset.startswith("vllm_v41"):
         fields.insert(0, ("block_tokens=", literal(BLOCK)))
     return Group(f"presets.{preset}(", fields, ")")
 

@@ -90,6 +90,7 @@ if "KVGEN_FAMILY" in os.environ:
         "inline": (inline(4), 64, inline(2)),
         "unlike": (footers(4), 64, inline(2)),
         "v41": (presets.flashmla_v41(page_size=4), 64, presets.flashmla_v41(page_size=2, place="page")),
+        "v41_fp4": (presets.flashmla_v41(page_size=4), 64, presets.flashmla_v41_fp4(page_size=2)),
         "v32": (presets.flashmla_fp8(page_size=4), 64, presets.flashmla(page_size=2)),
         "copied": (presets.flashmla(page_size=4), 128),
         "nvfp4": (whole_rows(NVFP4), 64, footers(4)),

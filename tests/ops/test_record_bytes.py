@@ -152,6 +152,16 @@ def v41_inline(rows: Raw) -> Pages:
     return Pages(np.concatenate([own.codes, own.scales], 1), nothing(rows), own.numbers.astype(BF16))
 
 
+def v41_fp4_footer(rows: Raw) -> Pages:
+    own = nvfp4(rows.astype(np.float32), 2.0**-9)
+    return Pages(own.codes, own.scales, own.numbers.astype(BF16))
+
+
+def v41_fp4_inline(rows: Raw) -> Pages:
+    own = v41_fp4_footer(rows)
+    return Pages(np.concatenate([own.rows, own.footers], 1), nothing(rows), own.back)
+
+
 def v4_nvfp4(rows: Raw) -> Pages:
     own = nvfp4(rows[:, :448].astype(np.float32))
     return Pages(np.concatenate([own.codes, plain(rows)], 1), padded(own.scales, 32), mixed(rows, own))
@@ -166,6 +176,8 @@ RECORDS: Final = {
     "v4": Record(576, 8, 576, v4),
     "v41_footer": Record(512, 16, 16, v41_footer),
     "v41_inline": Record(528, 0, 16, v41_inline),
+    "v41_fp4_footer": Record(256, 32, 256, v41_fp4_footer),
+    "v41_fp4_inline": Record(288, 0, 16, v41_fp4_inline),
     "v4_nvfp4": Record(352, 32, 16, v4_nvfp4),
     "v4_mxfp4": Record(368, 0, 16, v4_mxfp4),
 }
@@ -248,18 +260,22 @@ def test_what_rows_have() -> None:
     assert {0, 0x7E, 0x7F} <= set(np.unique(two.scales))
 
 
-def test_footers_and_scales_in_rows_differ_in_place_alone() -> None:
-    """V4.1's two forms; their floors differ below 448 * 2^-14."""
+@pytest.mark.parametrize(
+    ("name", "bits", "scales", "floor"), [("v41", 8, 16, 448 * 2.0**-14), ("v41_fp4", 4, 32, -1.0)]
+)
+def test_footers_and_scales_in_rows_differ_in_place_alone(name: str, bits: int, scales: int, floor: float) -> None:
+    """V4.1's two forms; of fp8 rows, which have floors of two kinds, blocks above both."""
     rows = new_rows()
-    (behind, table, _), (inside, _, _) = (appended(name, rows) for name in ("v41_footer", "v41_inline"))
-    amax = np.abs(rows.astype(np.float32)).reshape(len(rows), 16, 32).max(-1)
+    (behind, table, _), (inside, _, _) = (appended(f"{name}_{place}", rows) for place in ("footer", "inline"))
+    footer, row = (LATENT[f"{name}_{place}"].page_size for place in ("footer", "inline"))
+    amax, codes = np.abs(rows.astype(np.float32)).reshape(len(rows), scales, -1).max(-1), 512 * bits // 8
     for t in range(COUNTS[0]):
-        page, slot = behind[table[0, t // 2]], t % 2
-        codes, scales = page[512 * slot :][:512].reshape(16, 32), page[1024 + 16 * slot :][:16]
-        row = inside[table[0, t // 3]][528 * (t % 3) :][:528]
-        alike = ~(amax[t] <= 448 * 2.0**-14)
-        np.testing.assert_array_equal(row[:512].reshape(16, 32)[alike], codes[alike])
-        np.testing.assert_array_equal(row[512:][alike], scales[alike])
+        page, slot = behind[table[0, t // footer]], t % footer
+        of_footer = page[codes * slot :][:codes], page[codes * footer + scales * slot :][:scales]
+        whole = inside[table[0, t // row]][(codes + scales) * (t % row) :][: codes + scales]
+        alike = ~(amax[t] <= floor)
+        np.testing.assert_array_equal(whole[:codes].reshape(scales, -1)[alike], of_footer[0].reshape(scales, -1)[alike])
+        np.testing.assert_array_equal(whole[codes:][alike], of_footer[1][alike])
         assert alike.any() or t in (1, 2)
 
 

@@ -38,6 +38,7 @@ def powers(dtype: Any, dim: int, **more: Any) -> Quant:
 
 ROWS: Final = Layout(kv="page token head dim", layers="pointers")
 ALIGNED: Final = Layout(kv="page token head dim", layers="pointers", page_align=576)
+ALIGNED_256: Final = Layout(kv="page token head dim", layers="pointers", page_align=256)
 
 
 def latent(page: int, quant: Quant, layout: Layout = ROWS, **more: Any) -> Latent:
@@ -54,6 +55,9 @@ LATENT: Final = {
     # V4.1: 512 codes, RoPE part included, and 16 e8m0: behind all rows, or behind each.
     "v41_footer": latent(2, powers("e4m3", 32, amax_min=1e-4, place="page"), quant_rope=True),
     "v41_inline": latent(3, powers("e4m3", 32, scale_min=1e-4, place="row"), quant_rope=True),
+    # V4.1's entries in 288 bytes: 256 of codes, RoPE part included, and 32 e4m3 of at least 2^-9.
+    "v41_fp4_footer": latent(3, Quant(**NVFP4, scale_min=2.0**-9, place="page"), ALIGNED_256, quant_rope=True),
+    "v41_fp4_inline": latent(2, Quant(**NVFP4, scale_min=2.0**-9, place="row"), quant_rope=True),
     # FlashInfer's V4 in nvfp4: 224 bytes of codes | 64 bf16, then 28 e4m3 and 4 zeros a token.
     "v4_nvfp4": latent(2, Quant(**NVFP4, place="page", scale_pad=32)),
     # SGLang's MXFP4: 224 bytes of codes | 14 e8m0 and 2 zeros | 64 bf16.

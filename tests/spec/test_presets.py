@@ -35,6 +35,7 @@ def test_every_preset_has_an_engine_here() -> None:
         "kvbm_operational_hnd",
         "vllm_xpacked_fp8",
         "flashmla_v41_footer",
+        "flashmla_v41_fp4_footer",
         "vllm_turboquant_4bit",
         "vllm_turboquant_k3v4",
         "vllm_turboquant_3bit",
@@ -203,11 +204,14 @@ QUANTS: dict[str, tuple[str, ...]] = {
     "flashmla_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
     "flashmla_v41": ("e4m3", "e8m0", "computed", "pow2", "row"),
     "flashmla_v41_footer": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "flashmla_v41_fp4": ("e2m1", "e4m3", "computed", "amax", "row"),
+    "flashmla_v41_fp4_footer": ("e2m1", "e4m3", "computed", "amax", "page"),
     "sglang_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
     "sglang_v4_fp4": ("e2m1", "e8m0", "computed", "pow2", "row"),
     "vllm_indexer_fp4": ("e2m1", "e8m0", "computed", "pow2", "page"),
     "vllm_v4": ("e4m3", "e8m0", "computed", "pow2", "page"),
     "vllm_v41": ("e4m3", "e8m0", "computed", "pow2", "page"),
+    "vllm_v41_fp4": ("e2m1", "e4m3", "computed", "amax", "page"),
 }
 PLAIN = {
     "flash_attention",

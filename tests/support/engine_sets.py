@@ -59,9 +59,11 @@ RECORDS = {
     for s in (
         with_operations("flashmla_v4", presets.flashmla_v4(page_size=5), ("gather",)),
         with_operations("flashmla_v41", presets.flashmla_v41(page_size=8), ()),
+        with_operations("flashmla_v41_fp4", presets.flashmla_v41_fp4(page_size=8), ()),
         with_operations("flashinfer_v4_nvfp4", presets.flashinfer_v4_nvfp4(page_size=4), ()),
         with_operations("vllm_v4", presets.vllm_v4(block_tokens=8), ()),
         with_operations("vllm_v41", presets.vllm_v41(block_tokens=8), ()),
+        with_operations("vllm_v41_fp4", presets.vllm_v41_fp4(block_tokens=8), ()),
         with_operations("vllm_indexer_fp4", presets.vllm_indexer_fp4(page_size=8), ()),
         with_operations("sglang_v4", presets.sglang_v4(page_tokens=8), ()),
         with_operations("sglang_v4_fp4", presets.sglang_v4_fp4(page_tokens=8), ()),

@@ -23,6 +23,7 @@ from kvgen.spec.presets.flash import (
     flashmla_fp8,
     flashmla_v4,
     flashmla_v41,
+    flashmla_v41_fp4,
 )
 from kvgen.spec.presets.flashinfer import (
     flashinfer_hnd,
@@ -58,6 +59,7 @@ from kvgen.spec.presets.vllm import (
     vllm_turboquant,
     vllm_v4,
     vllm_v41,
+    vllm_v41_fp4,
     vllm_xpacked,
 )
 
@@ -73,6 +75,7 @@ __all__ = [
     "flashmla_fp8",
     "flashmla_v4",
     "flashmla_v41",
+    "flashmla_v41_fp4",
     "kivi",
     "kvbm_operational",
     "kvbm_universal",
@@ -107,6 +110,7 @@ __all__ = [
     "vllm_turboquant",
     "vllm_v4",
     "vllm_v41",
+    "vllm_v41_fp4",
     "vllm_xpacked",
 ]
 

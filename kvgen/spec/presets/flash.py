@@ -7,7 +7,7 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
-from kvgen.spec.presets.quants import mixed_pow2, mxfp8, record_v4
+from kvgen.spec.presets.quants import fp4_amax, mixed_pow2, mxfp8, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
 from kvgen.spec.tables import Dense
@@ -92,6 +92,29 @@ def flashmla_v41(
     """
     align = latent_dim + rope_dim if place == "page" else None
     quant = mxfp8(place, scale_min=1e-4)
+    return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=align, quant_rope=True)
+
+
+def flashmla_v41_fp4(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 448,
+    rope_dim: int = 64,
+    page_size: int = 64,
+    rate: int = 1,
+    place: Literal["page", "row"] = "row",
+) -> Latent:
+    """FlashMLA's FP4 entries of DeepSeek V4.1: 288 bytes a row, the part that RoPE turned quantized as well; K and V at once.
+
+    A tensor per layer. `place` "row" (FlashMLA of 2026-09-30): u8 `[N, P, 1, 288]`, strides in bytes `(P*288, 288, 288,
+    1)`; a row is 256 bytes of e2m1, the even dim in the low nibble | 32 e4m3, amax / 6 at 2^-9 or more, one per 16 dims.
+    "page" (2026-09-10): P rows of 256 bytes, then 32 e4m3 a row, pages a multiple of 256 bytes apart; pass
+    `cache.flatten(1)`, `[N, P*288]`. Neither is for Hopper. The window beside such entries is `flashmla_v41`. Blocks
+    with NaN or infinity are other bytes than FlashMLA's writer makes (docs/quantization.md). Indices, table, lengths and
+    `rate` as `flashmla_v4`. Source: FlashMLA@2e5429f and @07a1089, tests/quant.py, ModelType::V41_FP4.
+    """
+    align = (latent_dim + rope_dim) // 2 if place == "page" else None
+    quant = fp4_amax(place)
     return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=align, quant_rope=True)
 
 

@@ -122,6 +122,11 @@ def record_v4(
     )
 
 
+def fp4_amax(place: Literal["page", "row"]) -> Quant:
+    """V4.1's entries: e2m1 codes, one level of e4m3 scales of at least 2^-9 per 16 dims, behind the rows of a page or in each."""
+    return Quant(dtype="e2m1", scale_dtype="e4m3", block=Block(dim=16), scale_min=2.0**-9, place=place)
+
+
 def nvfp4() -> Quant:
     """Two-level nvfp4: e2m1 codes, an e4m3 scale per 16 dims, a given f32 scale a tensor on top."""
     return Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global")

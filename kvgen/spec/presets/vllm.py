@@ -14,6 +14,7 @@ from kvgen.spec.presets.quants import (
     KVCacheDType,
     PerTokenHead,
     TurboQuant,
+    fp4_amax,
     mixed_pow2,
     mxfp8,
     nvfp4,
@@ -300,6 +301,23 @@ def vllm_v41(
     page = block_entries(block_tokens or (32 if rate == 1 else 128 * rate), rate)
     quant, align = mxfp8("page", amax_min=1e-4), latent_dim + rope_dim
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, quant_rope=True)
+
+
+def vllm_v41_fp4(
+    *,
+    dtype: FloatName = "bf16",
+    latent_dim: int = 448,
+    rope_dim: int = 64,
+    block_tokens: int | None = None,
+    rate: int = 1,
+) -> Latent:
+    """vLLM V1's `nvfp4_ds_mla` (2026-09): entries of DeepSeek V4.1 in 288 bytes, scales behind their page.
+
+    `flashmla_v41_fp4(place="page")` in blocks of 128 entries: `[N, P*288]`, strides in bytes `(page bytes, 1)`, pages a
+    multiple of 512 bytes apart, as those of the window (`vllm_v41`) in the same slab. Source: vLLM's pull request 57344.
+    """
+    page, align = block_entries(block_tokens or 128 * rate, rate), latent_dim + rope_dim
+    return record_v4(dtype, latent_dim, rope_dim, page, rate, fp4_amax("page"), page_align=align, quant_rope=True)
 
 
 def vllm_indexer_fp4(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64, rate: int = 1) -> Paged:

@@ -100,6 +100,18 @@ def flashmla_v41_footer(s: Sizes) -> Engine:
     return Engine(presets.flashmla_v41(page_size=s.p, place="page"), view, value, scale, pages=3, bits=8)
 
 
+def flashmla_v41_fp4(s: Sizes) -> Engine:
+    """tests/quant.py of 2026-09-30: a row is 256 bytes of codes | 32 e4m3."""
+    view, value, scale = inline(512, 4, 0, 16, 32, s.p)
+    return Engine(presets.flashmla_v41_fp4(page_size=s.p), view, value, scale, pages=3, bits=4)
+
+
+def flashmla_v41_fp4_footer(s: Sizes) -> Engine:
+    """tests/quant.py of 2026-09-10: block_size rows of 256 bytes of codes, then 32 e4m3 a row, blocks aligned to 256."""
+    view, value, scale = footer(s.p, 512, 4, 0, 16, 32, 256)
+    return Engine(presets.flashmla_v41_fp4(page_size=s.p, place="page"), view, value, scale, pages=3, bits=4)
+
+
 def sglang_v4(s: Sizes) -> Engine:
     """store.cuh: kPageBytes = ceil_align(584 * page_size, 576)."""
     view, value, scale = footer(s.p, 448, 8, 64, 64, 8, 576)

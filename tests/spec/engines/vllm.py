@@ -255,6 +255,12 @@ def vllm_v41(s: Sizes) -> Engine:
     return Engine(presets.vllm_v41(block_tokens=s.p), view, value, scale, pages=3, bits=8)
 
 
+def vllm_v41_fp4(s: Sizes) -> Engine:
+    """nvfp4_ds_mla: 256 bytes of codes a token, then 32 scale bytes a token."""
+    view, value, scale = footer(s.p, 512, 4, 0, 16, 32, 512)
+    return Engine(presets.vllm_v41_fp4(block_tokens=2 * s.p, rate=2), view, value, scale, pages=3, bits=4)
+
+
 def vllm_indexer_fp4(s: Sizes) -> Engine:
     """64 bytes of codes a key, then 4 scale bytes a key."""
     stride = s.p * 68
