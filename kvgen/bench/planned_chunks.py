@@ -64,7 +64,7 @@ def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None 
     """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or
     tiles of rows."""
     launcher = getattr(scene.package, op.name)
-    if isinstance(op, MlaDecode) and op.sparse:
+    if isinstance(op, MlaDecode) and op.sparse and op.split == "none":
         return _listed(scene, op, multiprocessors)
     if not hasattr(launcher, "workspace") or launcher.SPLIT_PLAN.slots_a_part:
         return None
@@ -116,6 +116,9 @@ def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tu
     workspace = launcher.workspace(call.rows, device=layer.device, **sizes)
     arguments = call.arguments()
     taken = {p.name: arguments[p.name] for p in launcher.PLAN.arguments if p.name in arguments}
+    if isinstance(op, MlaDecode) and op.sparse:
+        totals = np.array(scene.workload.totals, np.int32)
+        taken = {name: totals if name == "topk_lengths" else np.zeros_like(totals) for name in taken}
     with machine(arch, "fast"):
         launcher.plan(layer, workspace, rows=call.rows, **taken)
     return np.asarray(workspace.view.owner), workspace.sizes

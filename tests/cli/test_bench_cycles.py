@@ -100,6 +100,17 @@ def test_rows_of_lists_in_turn() -> None:
     assert found.parts == ((40, 40),) * 4 + ((40,),) * 62
 
 
+def test_rows_of_lists_that_are_planned() -> None:
+    """Of 3 rows whose lists name 640 keys each: all keys once, each row divided among SM parts."""
+    path = "specs/deepseek_v4_flash.py"
+    loaded = next(item for item in load_file(ROOT / path, path) if item.kernels.name == "deepseek_v4_flash_tp8")
+    with generated(ROOT / "generated", "deepseek_v4_flash_tp8") as package:
+        scene = Scene(loaded.kernels, package, Workload.uniform(3, 640, 1))
+        found = planned_chunks(scene, loaded.kernels.ops[0], 132, "sm_90a")
+    assert found is not None and found.columns == 1 and len(found.parts) == 132
+    assert sum(map(sum, found.parts)) == 3 * 640 and found.pieces > 1
+
+
 @needs_tool
 def test_the_last_architecture_with_a_table() -> None:
     """sm_100f has none: its set is replayed for sm_90a, and asked for by name it is refused."""
