@@ -62,26 +62,17 @@ SETS: Final = dict(
     lonely=scaled("lonely", 1, 1, 64, (0, 0), **I8),  # no word in a page
     two_stages=scaled("two_stages", 16, 1, 64, (1, 1), arch="sm_89", **I8),  # a tile's scales are stored in its own trip
     mixed=scaled("mixed", 16, 2, 64, (2, 1), **MIXED),
-    pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
-    zeros=scaled("zeros", 16, 2, 64, (2, 2), dtype="i8", scale_dtype="f32", zero=True),
     zeros_rows=scaled("zeros_rows", 16, 2, 128, (2, 2), dtype="i8", scale_dtype="bf16", zero=True, rows=5),
-    groups=scaled("groups", 16, 1, 128, (1, 1), dtype="i4", scale_dtype="f32", block=Block(dim=64), rows=4),
     bytes=scaled("bytes", 16, 1, 64, (4, 4), dtype="i8", scale_dtype="f16", block=Block(dim=16), rows=1),
     many_rows=scaled("many_rows", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32), rows=20),
     nvfp4=scaled("nvfp4", 32, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
-    codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
-    codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
     max=scaled("max", 16, 2, 64, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_short=scaled("max_short", 8, 1, 40, (1, 1), arch="sm_80", dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     max_swizzled=scaled("max_swizzled", 128, 2, 128, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max", order="swizzled"),
     # Words of two heads' scales that have the end of one's and the begin of the other's.
     thirds=scaled("thirds", 16, 2, 96, (2, 2), dtype="i4", scale_dtype="f16", block=Block(dim=32)),
-    sixths=scaled("sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
-    max_sixths=scaled("max_sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
     kivi=scaled("kivi", 64, 2, 64, (1, 2), kind="f16", **kivi(32, "i4", True)),
     kivi_signed=scaled("kivi_signed", 32, 1, 96, (1, 2), kind="f16", arch="sm_80", **kivi(16, "i4", False)),
-    kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
-    kivi_plain=scaled("kivi_plain", 16, 1, 32, (1, 2), kind="f16", **kivi(16, "i8", False)),
     mxfp8=scaled("mxfp8", 16, 2, 64, (4, 4), arch="sm_80", dtype="e4m3", block=Block(dim=32), **E8M0),
     mxfp4=scaled("mxfp4", 16, 2, 128, (4, 4), dtype="e2m1", block=Block(dim=32), **E8M0),
     mxfp8_rows=scaled("mxfp8_rows", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=32), rows=5, **E8M0),
@@ -90,6 +81,15 @@ SETS: Final = dict(
 )  # fmt: skip
 # What a campaign has besides.
 MORE: Final = dict(
+    zeros=scaled("zeros", 16, 2, 64, (2, 2), dtype="i8", scale_dtype="f32", zero=True),
+    groups=scaled("groups", 16, 1, 128, (1, 1), dtype="i4", scale_dtype="f32", block=Block(dim=64), rows=4),
+    codes_of_k=scaled("codes_of_k", 16, 2, 64, (1, 1), k_quant=Quant(dtype="e5m2")),  # V is bf16
+    codes_of_v=scaled("codes_of_v", 16, 2, 64, (1, 1), v_quant=Quant(dtype="e4m3", scale_dtype="f32")),  # K is
+    sixths=scaled("sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="global", block=Block(dim=16)),
+    max_sixths=scaled("max_sixths", 16, 2, 96, (4, 4), dtype="e2m1", scale_dtype="e4m3", recipe="max"),
+    kivi_bytes=scaled("kivi_bytes", 64, 2, 64, (1, 2), kind="f16", **kivi(64, "i8", True)),
+    kivi_plain=scaled("kivi_plain", 16, 1, 32, (1, 2), kind="f16", **kivi(16, "i8", False)),
+    pairs=scaled("pairs", 16, 2, 64, (2, 2), dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=64)),
     mxfp4_sixteens=scaled("mxfp4_sixteens", 16, 2, 64, (4, 4), dtype="e2m1", block=Block(dim=16), **E8M0),
     mxfp8_whole=scaled("mxfp8_whole", 16, 2, 64, (2, 2), dtype="e4m3", **E8M0),
     mxfp8_sixteens=scaled("mxfp8_sixteens", 16, 2, 64, (4, 4), dtype="e4m3", block=Block(dim=16), **E8M0),

@@ -99,7 +99,7 @@ INDEX: Final = st.sampled_from((-1, 0, 1, 7, 129, 130, 140, 141, 2**31 - 1, -(2*
 
 
 @pytest.mark.parametrize("name", SETS)
-@settings(max_examples=60 if CAMPAIGN else 4)
+@settings(max_examples=60 if CAMPAIGN else 2)
 @given(data=st.data())
 def test_any_offsets_and_tables(name: str, data: Any) -> None:
     """Words of the offsets, lengths and tables overwritten, all at once: the oracle says what comes of it."""

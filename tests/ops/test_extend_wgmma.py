@@ -93,14 +93,14 @@ SETS: Final[dict[str, KernelSet]] = {
         sinks="out",
         out_dtype="f32",
     ),
-    "rows": _set("rows", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 3),
 }
 SETS |= {
     "fp8": _codes("fp8", "bf16", 64, Quant(dtype="e4m3", scale_dtype="f32")),
-    "int4": _codes("int4", "bf16", 128, Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
 }
 SETS["mxfp4"] = _codes("mxfp4", "bf16", 64, Quant(dtype="e2m1", **E8M0, block=Block(dim=32)))
 MORE: Final = {
+    "rows": _set("rows", presets.sglang(dtype="bf16", kv_heads=2, head_dim=128), 3),
+    "int4": _codes("int4", "bf16", 128, Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))),
     "mxfp8": _codes("mxfp8", "bf16", 128, Quant(dtype="e4m3", **E8M0, block=Block(dim=32)), mask=Mask(window=70)),
     "mxfp4_sixteens": _codes("mxfp4_sixteens", "bf16", 128, Quant(dtype="e2m1", **E8M0, block=Block(dim=16)), group=3),
     "mxfp8_halves": _codes(

@@ -125,7 +125,7 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "rows: Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
     "rows: Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
 }  # fmt: skip
-SOME: Final = ("K expected", "Q fence", "V empty parity", "codes: K fence")
+SOME: Final = ("K expected", "V empty parity", "codes: K fence")
 LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 

@@ -59,7 +59,6 @@ SETS: Final = {
         _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=32), 3, index_dtype="i32", lse_base="2"),
         _set("codes", _paged("bf16", 2, 32, 16), 4, q_dtype="e4m3", out_dtype="e4m3"),
         _set("dims", _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"), 7, out_dtype="f32"),
-        _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
         _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
         _set(
@@ -70,7 +69,6 @@ SETS: Final = {
             cross=True,
             score=Score(function=hides),
         ),
-        _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
         _set("invariant", _paged("bf16", 1, 32, 16), 4, split="invariant", chunk=64),
         _set(
             "fp8",
@@ -80,7 +78,6 @@ SETS: Final = {
             chunk=128,
         ),
         _set("f32", _paged("f32", 1, 32, 16), 4, split="invariant", chunk=64),
-        _set("nvfp4_max", presets.max_nvfp4(dtype="bf16", kv_heads=2, head_dim=48, page_size=16), 2),
         _set("kivi", presets.kivi(dtype="f16", group_size=32, page_size=64, kv_heads=1, head_dim=64), 4),
         _set(
             "int4",
@@ -94,6 +91,9 @@ SETS: Final = {
 MORE: Final = {
     s.name.removeprefix("extend_"): s
     for s in (
+        _set("wide", presets.vllm_hnd(dtype="bf16", kv_heads=1, head_dim=256, page_size=16), 5, "sm_89", sinks="out"),
+        _set("encoder", Ragged(dtype="bf16", kv_heads=2, head_dim=32, v_head_dim=48), 1, mask=_LOCAL, out_dtype="f32"),
+        _set("nvfp4_max", presets.max_nvfp4(dtype="bf16", kv_heads=2, head_dim=48, page_size=16), 2),
         _set("falcon", _paged("bf16", 1, 64, 16, layout="page kv layer token dim"), 71),
         _set("twelve", _paged("f16", 1, 128, 16), 12, mask=Mask(chunk=48)),
         _set("llama", _paged("bf16", 2, 128, 16), 4),
