@@ -1,8 +1,8 @@
-"""Formats of 2026 for K and V of heads: MX, rotated 4-bit and TurboQuant codes, scales in rows, diffusion, context parallel."""
+"""Formats of 2026: MX, TurboQuant and rotated codes, scales in rows, latent rows of 4 and 8 bits, lists of pages, diffusion."""
 
 from typing import Any
 
-from kvgen import Block, Interleave, KernelSet, Layout, Mapped, Mask, Paged, Quant, ops, presets
+from kvgen import Block, Interleave, KernelSet, Latent, Layout, Mapped, Mask, Paged, Quant, ops, presets
 from kvgen.spec.codebooks import lloyd_max
 
 HEADS: dict[str, Any] = {"dtype": "bf16", "kv_heads": 8, "head_dim": 128}
@@ -16,7 +16,10 @@ ROTATED = Paged(
 )
 # Keys are codes of directions that the Hadamard transform has turned, q alike.
 CODED = [ops.Append(rows="slots", hadamard="qk"), ops.Decode()]
-SETS: dict[str, tuple[Paged, list[Any]]] = {
+NVFP4: dict[str, Any] = {"dtype": "e2m1", "scale_dtype": "e4m3", "block": Block(dim=16), "place": "row"}
+MLA_SCALE = (128 + 64) ** -0.5  # of heads as DeepSeek V3 has them
+INT8 = Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128), place="row")
+SETS: dict[str, tuple[Paged | Latent, list[Any]]] = {
     "mxfp8": (Paged(**HEADS, page_size=16, quant=Quant(dtype="e4m3", **MX)), [ops.Append(), ops.Decode()]),
     "mxfp4": (
         Paged(**HEADS, page_size=16, quant=Quant(dtype="e2m1", **MX)),
@@ -39,6 +42,21 @@ SETS: dict[str, tuple[Paged, list[Any]]] = {
         presets.vllm_packed(**HEADS, kv_cache_dtype="int8_per_token_head"),
         [ops.Append(rows="slots"), ops.Decode()],
     ),
+    # 64 bytes of codes, then 8 scales, of K and of V.
+    "nvfp4_rows": (
+        Paged(**HEADS, page_size=16, quant=Quant(**NVFP4, recipe="global"), layout="page layer kv head token dim"),
+        [ops.Append(), ops.Decode()],
+    ),
+    "latent_nvfp4": (
+        Latent(dtype="bf16", page_size=64, quant=Quant(**NVFP4)),
+        [ops.MlaDecode(scale=MLA_SCALE, split="balanced")],
+    ),
+    "latent_int8": (
+        Latent(dtype="bf16", page_size=64, quant=INT8),
+        [ops.Append(), ops.MlaDecode(scale=MLA_SCALE, split="balanced")],
+    ),
+    # Of blocks of 128 tokens each kv head sees those that a call lists for it, as MiniMax-M3 picks them.
+    "page_lists": (Paged(**HEADS, page_size=128), [ops.Decode(pages="per_head")]),
     # A row sees its block of 32 tokens whole, and all before it.
     "diffusion_blocks": (Paged(**HEADS, page_size=16), [ops.Extend(mask=Mask(block=32))]),
     # A rank of four has every fourth token; decode's LSE is merged among them.
