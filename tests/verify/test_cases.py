@@ -30,8 +30,7 @@ EVERY = {
     "layout_f32": ("append", "gather", "decode"),
     "llama3_8b_kivi": ("seal",),
     "layout_vllm_hnd": ("extend",),
-    "deepseek_v2_lite_sglang": ("mla_decode",),
-    "deepseek_v3_fp8": ("mla_sparse",),
+    "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
     "engine_deepseek_v3": (
         *("append_slots", "gather_rows", "remap_topk", "list_keys", "combine_lists", "mla_plan", "mla_decompress", "convert"),
     ),
