@@ -194,6 +194,8 @@ void synchronise(BlockChecker& b, Locations& locations, u64 address, const Acces
 void settle_store(BlockChecker& b);  // the store that `twice` waits for has been made
 void end_shadow();
 // padding.cpp
+constexpr u32 PAGE_BYTES = 4096;   // of global memory, whose bytes are kept together: no page of a host's is smaller
+void keep_page(u64 address);       // it is about to be written for the first time
 bool tolerates_race(const Access& a, u32 other_flags, u32 other_site);  // for now: it is suspected
 void suspect_reader(const Reader& r, u32 thread);        // a write raced with what it had read
 void suspect_bytes(BlockChecker& home, u32 o, u32 bytes);  // two writes raced
