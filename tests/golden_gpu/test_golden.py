@@ -336,7 +336,8 @@ def test_a_probe_that_breaks_leaves_the_others(prepared: Path, tmp_path: Path, m
 def test_the_gpu_path_through_the_bindings(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """On a libcuda whose launches do nothing: all else is as on a GPU, tensor maps (of units tma and tiles) included."""
     library = tmp_path / "libcuda.so.1"
-    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).parent / "fake_cuda.c"), "-ldl"]
+    source = Path(__file__).parents[1] / "support" / "fake_gpu.c"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True)
     prepared = tmp_path / "prepared"
     record.prepare(prepared, "*_2d*")
