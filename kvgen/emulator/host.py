@@ -32,8 +32,8 @@ _RUNTIME_SOURCES = (
         "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp",
     ),
     (
-        "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "proxy.cpp", "flights.cpp", "padding.cpp",
-        "wgmma_check.cpp",
+        "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "dependents.cpp", "proxy.cpp", "flights.cpp",
+        "padding.cpp", "wgmma_check.cpp",
     ),
 )  # fmt: skip
 _FLAGS = (

@@ -114,6 +114,7 @@ u8* emu_check_cluster(u32 address, u32 bytes, u32 flags, u32 site);
 u8* emu_check_global(u64 address, u32 bytes, u32 flags, u32 site);
 u8* emu_check_generic(u64 address, u32 bytes, u32 flags, u32 site);
 void emu_grid_wait();
+void emu_grid_trigger(u32 site);
 void emu_fence(u32 scope, u32 what, u32 site);  // scope: 1 block, 2 cluster, 0 wider
 void emu_barrier(u32 id, u32 threads, u32 aligned, u32 site);
 void emu_barrier_arrive(u32 id, u32 threads, u32 aligned, u32 site);

@@ -68,7 +68,7 @@ struct Block {  // one running block
 struct BufferInfo {
   const char* name;
   u64 address, bytes;
-  u32 writable, settled;  // settled: no kernel before this one may still write it
+  u32 writable, settled;  // settled: no kernel before or behind this one writes it
 };
 struct SiteCount {  // what one instruction asked of one buffer
   const char* where;
