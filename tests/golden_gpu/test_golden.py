@@ -83,6 +83,16 @@ def check_that_a_wrong_bit_is_seen(expected: dict[str, Wanted]) -> None:
             assert broken.sum() == 1 and broken[row, at], (name, row, rule)
 
 
+def test_what_only_a_gpu_can_tell_is_asked_first() -> None:
+    """Boxes outside of their tensor, and the strides of descriptors that no peer uses: kernels worth most stand on them."""
+    first = [p.unit for p in probes()]
+    begin = {unit: first.index(unit) for unit in ("tma", "tiles", "wgmma", "row_wgmma", "latent_wgmma", "latent_widen")}
+    assert max(begin.values()) < first.index("families")
+    assert all(
+        n < first.index("families") for n, p in enumerate(probes()) if p.name.startswith("library_groups_of_rows")
+    )
+
+
 ONLY_CONSTANTS = {"warpgroups", "tensor_map", "page_addresses"}  # headers without functions
 # Header -> the texts that call its functions, each of which a probe launches.
 KERNELS = "tests/golden_gpu/kernels"

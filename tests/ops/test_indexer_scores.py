@@ -135,7 +135,7 @@ def fourteen_bits(q: Raw, k: Raw) -> Raw:
 
 @pytest.mark.parametrize("signs", [True, False])
 def test_what_a_gpu_s_sums_lose_is_allowed(signs: bool) -> None:
-    """`kvgen verify` holds a GPU to it. Where all products have one sign it is more than a 4096th of their magnitudes together."""
+    """`kvgen verify` holds a GPU to it. Where products have one sign it is more than a 4096th of their magnitudes together."""
     rng = np.random.default_rng(3)
     kind = dtype("e4m3").numpy()
     q, keys, w = (np.abs(rng.standard_normal(s)) for s in ((4, 128), (300, 128), 4))
