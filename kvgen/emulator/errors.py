@@ -23,7 +23,7 @@ class TranslateError(EmulatorError):
 
 
 class HostCompilerError(EmulatorError):
-    """The host C++ compiler is missing or refused the translated kernel."""
+    """A compiler of this machine is missing or refused the translated kernel."""
 
 
 class KernelFault(EmulatorError):

@@ -1,9 +1,20 @@
 // runtime.h - state shared by the runtime's own files: workers, blocks, fibers, the fault record, the checker's hooks.
 #pragma once
-#define EMU_RUNTIME
 #include "device.h"
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
+
+template <class T, class S> EMU_INLINE T bits(S s) {
+  static_assert(sizeof(T) == sizeof(S), "bit casts keep the size");
+  return __builtin_bit_cast(T, s);
+}
+template <class T> EMU_INLINE T load(const u8* p) { T v; __builtin_memcpy(&v, p, sizeof v); return v; }
+template <class T> EMU_INLINE void store(u8* p, T v) { __builtin_memcpy(p, &v, sizeof v); }
+extern __thread u32 emu_spins __attribute__((tls_model("initial-exec")));  // yields since something last changed
+#include "integers.h"
+#include "floats.h"
+#include "atomics.h"
 
 constexpr u32 MAX_THREADS = 1024, MAX_WARPS = 32, BARRIERS = 16, MAX_CLUSTER = 16, MAX_WORKERS = 64;
 
