@@ -32,7 +32,7 @@ _SWIZZLES: Final[tuple[Swizzle, ...]] = (0, 32, 64, 128)
 @dataclass(frozen=True)
 class Encoded:
     """One tensor map: the kernel and parameter, or the cache, role and form, that it is `of`. `refused` is what the driver
-    said of it; "" where there is a `map`."""
+    said of it, "" where there is a `map`."""
 
     of: str
     map: TileMap | None
@@ -47,8 +47,8 @@ class Encoded:
 
 def encode_all(package: ModuleType, device: str) -> list[Encoded]:
     """Encode every tensor map of a generated package on `device` ("cpu", "cuda:0"): those that its kernels take, and those of
-    tiles of a page that `get_key_cache` and `get_value_cache` make, in each form that the layout has. None on a GPU without
-    tensor copies. The pools have three pages, and are freed again.
+    tiles of a page that `get_key_cache` and `get_value_cache` make, in each form that the layout has. A GPU without
+    tensor copies has none: the list is empty. The pools have three pages, and are freed again.
 
     Raises DeviceError where memory cannot be had, and not for a map that the driver refuses.
     """

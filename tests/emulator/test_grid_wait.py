@@ -29,7 +29,7 @@ CASES = {
     "atomic_before": ("atomicAdd(out + t, 1); WAIT;", "out"),
     "barrier_before_the_wait": ("__syncthreads(); if (t == 0) WAIT; out[t] = in[t];", "in"),
 }  # fmt: skip
-# The same of launch_dependents, behind a wait: (body, the buffer whose read must be found).
+# Kernels that call launch_dependents, behind a wait: (body, the buffer whose read must be found).
 TRIGGERS = {
     "never_triggers": ("out[t] = in[t];", None),
     "triggers_behind_a_barrier": ("int v = in[t]; __syncthreads(); TRIGGER; out[t] = v;", None),

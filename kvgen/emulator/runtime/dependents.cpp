@@ -1,5 +1,5 @@
-// dependents.cpp - check mode: launches that overlap. What the kernel before may still write is touched behind griddepcontrol.wait only;
-// what the kernel behind may overwrite is read before griddepcontrol.launch_dependents only, whoever of the block runs it.
+// dependents.cpp - check mode: launches that overlap. Memory that the kernel before may still write is touched behind griddepcontrol.wait
+// only. Memory that the kernel behind may overwrite is read before griddepcontrol.launch_dependents only, whichever thread runs it.
 //
 // A read counts when it is done: a thread's own behind its next barrier or release, a copy's when its bytes have landed. For each
 // thread, and for each mbarrier's agent, the clock of the last read is remembered; the trigger must know of all of them.
