@@ -50,7 +50,12 @@ $(VENV)-docs/installed: pyproject.toml
 demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed
 	$(BIN)/kvgen demo
 
-test: lint types check pytest ## lint, types, generated files in sync, tests
+ifdef OP
+test: $(VENV)/installed-test ## lint, types, generated files in sync, tests; OP=decode: only the tests of one operation
+	$(BIN)/python -m pytest -n auto --dist worksteal --op $(OP) tests/ops tests/reference tests/verify tests/golden_gpu tests/errors
+else
+test: lint types check pytest
+endif
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
