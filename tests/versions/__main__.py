@@ -144,7 +144,7 @@ def tried(of: Environment) -> Result:
         return Result(of.name, problem=said)
     install = round(time.monotonic() - begin)
     listed = subprocess.run(
-        (str(python), *_PIP, "list", "--format", "json"), capture_output=True, text=True, check=True
+        (str(python), "-m", "pip", "list", "--format", "json"), capture_output=True, text=True, check=True
     )
     versions = tuple((each["name"].lower().replace("_", "-"), each["version"]) for each in json.loads(listed.stdout))
     trial = (str(python), "-m", "tests.versions.trial", str(folder), *of.steps)
