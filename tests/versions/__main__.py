@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.versions.bounds import BASE, BUILD_SYSTEM, ROOT, Range, lowest, ranges
+from tests.versions.bounds import BASE, BUILD_SYSTEM, ROOT, ranges
 
 PYTHONS: Final = ("3.11", "3.12", "3.13", "3.14")
 FOLDER: Final = ROOT / "build" / "versions"
@@ -37,6 +37,7 @@ class Environment:
     `wheel`: kvgen itself is installed, with the extras of `groups`; else the packages of `groups` alone."""
 
     name: str
+    version: str
     python: Path
     groups: tuple[str, ...]
     lowest: tuple[str, ...]
@@ -81,22 +82,14 @@ def environments(version: str, python: Path) -> Iterator[Environment]:
     for cuda in ("cu13", "cu12"):
         groups = ("build", cuda, "sass")
         for pins, low in (("lowest", (BASE, *groups)), ("highest", ())):
-            yield Environment(f"{version}-{pins}-{cuda}", python, groups, low, _USED)
+            yield Environment(f"{version}-{pins}-{cuda}", version, python, groups, low, _USED)
     if version == PYTHONS[0]:
         low = ("test", BUILD_SYSTEM)
-        yield Environment(f"{version}-lowest-test", python, ("build", "cu13", "sass", "test"), low, ("lint", "package"))
+        yield Environment(
+            f"{version}-lowest-test", version, python, ("build", "cu13", "sass", "test"), low, ("lint", "package")
+        )
         for pins, low in (("lowest", ("docs",)), ("highest", ())):
-            yield Environment(f"{version}-{pins}-docs", python, ("docs",), low, ("docs",), wheel=False)
-
-
-_pins: dict[tuple[Path, Range], str] = {}  # by base interpreter: all of its environments have the same
-
-
-def _pin(of: Environment, python: Path, wanted: Range) -> str:
-    key = of.python, wanted
-    if key not in _pins:
-        _pins[key] = f"{wanted.name}=={lowest(python, wanted)}"
-    return _pins[key]
+            yield Environment(f"{version}-{pins}-docs", version, python, ("docs",), low, ("docs",), wheel=False)
 
 
 @cache
@@ -109,15 +102,16 @@ def _wheel() -> Path:
 
 
 def _install(of: Environment, folder: Path) -> Path:
-    """Make the environment; its interpreter. Raises LookupError and CalledProcessError."""
+    """Make the environment; its interpreter. Raises CalledProcessError."""
     subprocess.run((str(of.python), "-m", "venv", str(folder / "venv")), check=True, capture_output=True, text=True)
     python = folder / "venv" / "bin" / "python"
-    pins = [_pin(of, python, each) for each in ranges() if each.where in of.lowest]
+    allowed = ranges(of.version)
+    pins = [f"{each.name}=={each.least}" for each in allowed if each.where in of.lowest]
     (folder / "constraints.txt").write_text("".join(f"{pin}\n" for pin in dict.fromkeys(pins)), encoding="utf-8")
     if of.wheel:
         wanted = [f"{_wheel()}[{','.join(of.groups)}]", *_TOOLS]
     else:
-        wanted = [f"{each.name}{each.allowed}" for each in ranges() if each.where in of.groups]
+        wanted = [f"{each.name}{each.allowed}" for each in allowed if each.where in of.groups]
     command = (
         str(python),
         *_PIP,
@@ -139,9 +133,8 @@ def tried(of: Environment) -> Result:
     folder.mkdir(parents=True)
     try:
         python = _install(of, folder)
-    except (LookupError, subprocess.CalledProcessError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip()
-        return Result(of.name, problem=said)
+    except subprocess.CalledProcessError as error:
+        return Result(of.name, problem=str(error.stderr or error).strip())
     install = round(time.monotonic() - begin)
     listed = subprocess.run(
         (str(python), "-m", "pip", "list", "--format", "json"), capture_output=True, text=True, check=True
@@ -173,7 +166,7 @@ def _versions(results: Sequence[Result]) -> Iterator[str]:
     columns = [result for result in results if result.versions]
     width = max((len(result.name) for result in columns), default=0) + 1
     yield f"{'':26}" + "".join(f"{result.name:>{width}}" for result in columns)
-    for name in dict.fromkeys(each.name for each in ranges()):
+    for name in dict.fromkeys(each.name for each in ranges(PYTHONS[0])):
         found = [dict(result.versions).get(name, "") for result in columns]
         if any(found):
             yield f"{name:26}" + "".join(f"{version:>{width}}" for version in found)
