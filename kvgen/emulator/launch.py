@@ -31,8 +31,8 @@ _SHARED_LIMIT = 232448  # 227 KiB: what one block may have on sm_90
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch. `settled`: no
-    kernel that could still be running writes it, so that it may be read before griddepcontrol.wait."""
+    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch. `settled`: no kernel
+    before or behind this one writes it, so that it may be read before griddepcontrol.wait and after launch_dependents."""
 
     name: str
     address: int
@@ -111,7 +111,8 @@ class Kernel:
         global memory the kernel may touch; fast mode does not look at it. `schedule` is the order in which threads that
         can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
         a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
-        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks
+        check mode then faults on global memory that is touched before griddepcontrol.wait, or read after
+        griddepcontrol.launch_dependents. `cluster` is how many blocks
         share a cluster along each axis, by default what the kernel was compiled for. `registers` are a thread's where
         setmaxnreg moves them, a cubin's count; by default what ptxas makes of the PTX.
 

@@ -27,10 +27,11 @@ def _rows() -> dict[tuple[str, str, str], str]:
     for packages, allowed, where in re.findall(r"^\| ([a-z][^|]*) \| (>=[^|]*) \| ([^|]*) \|", page, re.M):
         for words, bounds in zip(packages.split(", "), allowed.split("; "), strict=True):
             name, _, python = words.partition(" on Python ")
-            place = re.fullmatch(r"`kvgen\[(\w+)\]`", where)
-            key = (place[1] if place else where.strip("`"), canonicalize_name(name.partition("[")[0]), python)
-            assert key not in found, f"{key}: two rows"
-            found[key] = bounds
+            for place in where.split(", "):
+                extra = re.fullmatch(r"`kvgen\[(\w+)\]`", place)
+                key = (extra[1] if extra else place.strip("`"), canonicalize_name(name.partition("[")[0]), python)
+                assert key not in found, f"{key}: two rows"
+                found[key] = bounds
     return found
 
 
