@@ -1,6 +1,8 @@
-"""What one environment of `make versions` runs, a step a line of JSON on stdout: its name, exit status and seconds.
+"""Steps that one environment of `make versions` runs, each a line of JSON on stdout: its name, whether it passed, its seconds.
 
-python -m tests.versions.trial LOGS STEP...      # of that environment; what a step prints goes to LOGS/<step>.log
+    python -m tests.versions.trial LOGS STEP...
+
+The interpreter is that environment's; the output of a step goes to LOGS/<step>.log.
 """
 
 from __future__ import annotations
@@ -20,8 +22,7 @@ VERBS: Final = (
     "bench", "build", "check", "compile", "demo", "diff", "doctor", "export", "init", "list", "new", "show", "verify",
 )  # fmt: skip
 _PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-# Kernels of every kind of memory, the fake driver, and what is said of mistakes, which pydantic finds. How a misspelled word is
-# answered is the text of the version of typer.
+# Messages are the same with every version of pydantic and typer, but for the answer to a misspelled word, which is typer's own.
 _MESSAGES: Final = (*_PYTEST, "tests/errors", "-k", "not option_misspelled and not verb_misspelled")
 _KERNELS: Final = (
     *_PYTEST, "tests/runtime/test_cuda.py", "tests/runtime/test_launch.py", "tests/ops/test_slot_mapping.py",
