@@ -120,6 +120,10 @@ def _options(
     if project is not None and not is_folder(project):
         what = "nothing" if kind_of(project) == "missing" else f"a {kind_of(project)}"
         raise ConfigError(f"--project: got {named(project)!r}, where {what} is; give the folder of a project")
+    if "KVGEN_CPU_MODE" in os.environ:  # else no verb need load what reads it
+        from kvgen.runtime.cpu_mode import environment_mode
+
+        environment_mode()
     choose(Settings(quiet, verbose, project))
 
 

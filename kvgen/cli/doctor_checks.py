@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvgen.cli.settings import settings
 from kvgen.errors import ConfigError, DeviceError, KvgenError
 from kvgen.extras import BUILD
+from kvgen.runtime.cpu_mode import environment_mode
 
 if TYPE_CHECKING:
     from kvgen.compile import Image
@@ -54,6 +55,7 @@ def examine() -> Iterator[Finding]:
     yield _sass(image)
     gpu = _gpu()
     yield _host_compiler(needed=gpu.level != "ok")
+    yield Finding("host arrays", "ok", f"launches on them run in mode {environment_mode()} (KVGEN_CPU_MODE)")
     yield gpu
 
 

@@ -29,7 +29,7 @@ _CAPTURE_IMPLICIT: Final = 906  # the legacy default stream, while a stream that
 _HINTS: Final[dict[int, str]] = {
     1: "grid, block or shared memory exceed the device's limits, or an address is not the device's",
     2: "the device is out of memory",
-    100: "no NVIDIA GPU is visible; NumPy arrays run on the CPU machine",
+    100: "no NVIDIA GPU is visible; host arrays run on the CPU machine",
     209: "the cubin was compiled for another architecture; add this GPU's to `arch` in the spec",
     218: "the cubin was compiled for another architecture or for a newer driver",
     400: "the stream belongs to another device than the arrays",
@@ -220,7 +220,7 @@ class CudaDriver:
             self._call("cuInit", 0)
         except RuntimeError as error:  # cuda.bindings, of a library that it cannot find or load
             raise DeviceError(
-                "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; NumPy arrays run on the CPU "
+                "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; host arrays run on the CPU "
                 "machine"
             ) from error
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kvgen.errors import ArgumentError
 from kvgen.plan.params import PoolMap
 from kvgen.runtime import cuda
 from kvgen.runtime.layer_cache import LayerCache
@@ -53,7 +54,13 @@ def _plan(param: PoolMap, address: int, pages: int, stride: int, tokens: int) ->
         param.element, address + param.offset, pages, stride // size, tokens, param.token_stride, param.heads,
         param.head_stride, param.dim,
     )  # fmt: skip
-    return group_tile(view, param.rows, param.dim, swizzle=param.swizzle)
+    try:
+        return group_tile(view, param.rows, param.dim, swizzle=param.swizzle)
+    except ArgumentError as error:
+        raise ArgumentError(
+            f"cache: got {pages} pages of {param.base}, {stride} bytes apart, which the kernel copies by tensor maps ({error}); "
+            "pass a pool of at least one page, whose pages lie one behind another less than 2^40 bytes apart"
+        ) from error
 
 
 def layer_writer(params: Sequence[Param], args: PackedArgs) -> Callable[[LayerCache], None]:

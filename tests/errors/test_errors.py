@@ -195,7 +195,10 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         subprocess.run(["git", "init", "-q", str(root)], check=True)
     monkeypatch.chdir(root)
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "cache"))
-    program, *arguments = shlex.split(case.command)
+    words = shlex.split(case.command)
+    while "=" in words[0]:  # variables of the environment, as a shell takes them
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    program, *arguments = words
     assert program == "kvgen"
     result = invoke(*arguments)
 

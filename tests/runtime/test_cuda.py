@@ -275,7 +275,7 @@ def test_a_machine_without_libcuda_points_to_the_cpu_machine(monkeypatch: pytest
             raise error
 
         monkeypatch.setattr(api, "cuInit", absent)
-        with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*NumPy arrays run on the CPU machine"):
+        with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*host arrays run on the CPU machine"):
             cuda.CudaDriver()
 
 

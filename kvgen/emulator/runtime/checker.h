@@ -200,6 +200,8 @@ void check_landing(const BlockChecker& home, u32 range, u32 site);
 void note_read(BlockChecker& b, u32 me, u32 clock, u32 range, u32 flags, u32 site);
 void begin_dependents(BlockChecker& b);
 // padding.cpp
+constexpr u32 PAGE_BYTES = 4096;   // of global memory, whose bytes are kept together: no page of a host's is smaller
+void keep_page(u64 address);       // it is about to be written for the first time
 bool tolerates_race(const Access& a, u32 other_flags, u32 other_site);  // for now: it is suspected
 void suspect_reader(const Reader& r, u32 thread);        // a write raced with what it had read
 void suspect_bytes(BlockChecker& home, u32 o, u32 bytes);  // two writes raced
