@@ -39,7 +39,7 @@ def has_gpu() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--op", metavar="KIND", help="tests of one operation: those whose file, function or parameters name it (decode, mla_decode)"
+        "--op", metavar="KIND", help="tests of one operation: those whose file, function or parameters name it"
     )
 
 

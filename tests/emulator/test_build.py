@@ -214,3 +214,13 @@ def test_which_compiler_makes_a_kernel(
         run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=own_cache), "k", out, block=1)
         assert out[0] == 7
         assert used.pop() == (str(found) if expected else host._host_compiler())
+
+
+def test_a_kernel_of_tcc_needs_no_executable_stack(own_cache: Path) -> None:
+    """Newer C libraries refuse to load an object that does not say so."""
+    before = set(own_cache.glob("*.so"))
+    emulator.build([HEADER + entry("k", ADD.format(3))], mode="check", cache_dir=own_cache)
+    (made,) = (p for p in set(own_cache.glob("*.so")) - before if not p.name.startswith("runtime"))
+    headers = subprocess.run(["readelf", "-lW", str(made)], capture_output=True, text=True, check=True).stdout
+    (stack,) = (line.split() for line in headers.splitlines() if "GNU_STACK" in line)
+    assert stack[6] == "RW"
