@@ -133,10 +133,11 @@ def dependent_loads(code: Sequence[Word], loop: int | None = None) -> int:
     """
     depth: dict[str, int] = {}
     branches = 0
+    copies = any(word.base in COPIES for word in code)
     for word in code:
         if word.base in COPIES:
             return max([branches, *(depth.get(r, 0) for r in word.sources)])
-        if loop is not None and word.address >= loop and not any(x.base in COPIES for x in code):
+        if loop is not None and word.address >= loop and not copies:
             break
         known = max([branches, *(depth.get(r, 0) for r in _read(word))])
         if word.base in ("BRA", "EXIT", "BRX"):
