@@ -59,9 +59,21 @@ def attend(q: Floats, k: Floats, v: Floats, scale: float) -> tuple[Floats, Float
 
 def products(q: Floats, k: Floats, scale: float) -> Floats:
     """Scores `[q_heads, n]` before any modification: scale * (q . k)."""
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    found: Floats = scale * np.einsum("hd,nhd->hn", q, k[:, heads])
+    groups = q.reshape(k.shape[1], -1, q.shape[1])
+    found: Floats = scale * (groups @ k.transpose(1, 2, 0)).reshape(len(q), len(k))
     return found
+
+
+def sums(weights: Floats, v: Floats) -> Floats:
+    """V `[n, kv_heads, dim]` times `weights` `[q_heads, n]`, summed over the tokens: `[q_heads, dim]`. A token without weight
+    adds nothing, whatever its value."""
+    groups = weights.reshape(v.shape[1], -1, len(v))
+    values = v.transpose(1, 0, 2)
+    if np.isfinite(v).all():
+        found: Floats = groups @ values
+    else:  # which heads of a group share a token without weight differs
+        found = np.einsum("gjnd,gjn->gjd", np.where(groups[..., None] != 0, values[:, None], 0), groups)
+    return found.reshape(len(weights), v.shape[2])
 
 
 def weighted(
@@ -77,18 +89,14 @@ def weighted(
     some = ~np.isneginf(scores).all(axis=1)
     if not n or not some.any():
         return out, lse
-    scores, heads = scores[some], np.arange(q_heads)[some] // (q_heads // v.shape[1])
-    top = scores.max(axis=1)
+    top = np.where(some, scores.max(axis=1), 0)
     if sinks is not None:
-        top = np.maximum(top, sinks[some])
+        top = np.maximum(top, sinks)
     weights = np.exp(scores - top[:, None])
     total = weights.sum(axis=1)
-    whole = total if sinks is None else total + np.exp(sinks[some] - top)
-    values = v[:, heads]
-    if not np.isfinite(v).all():  # a token without weight adds nothing, whatever its value
-        values = np.where((weights.T > 0)[:, :, None], values, 0)
-    out[some] = np.einsum("hn,nhd->hd", weights, values) / whole[:, None]
-    lse[some] = top + np.log(whole if sinks_in_lse else total)
+    whole = total if sinks is None else total + np.exp(sinks - top)
+    out[some] = sums(weights, v)[some] / whole[some, None]
+    lse[some] = top[some] + np.log(whole if sinks_in_lse else total)[some]
     return out, lse
 
 
@@ -222,8 +230,10 @@ class SeenRequest:
     lost: NDArray[np.bool_]
 
     def seen(self, i: int) -> Seen:
-        mine = self.visible[i]
-        return Seen(self.k[mine], self.v[mine], self.at.one(i), self.tokens[mine])
+        mine = np.flatnonzero(self.visible[i])
+        run = len(mine) > 0 and mine[-1] - mine[0] == len(mine) - 1  # then no row has a copy of its own
+        at = slice(mine[0], mine[-1] + 1) if run else mine
+        return Seen(self.k[at], self.v[at], self.at.one(i), self.tokens[at])
 
 
 @dataclass(frozen=True)

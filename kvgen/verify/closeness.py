@@ -19,7 +19,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
-from kvgen.reference.decode import Seen, products
+from kvgen.reference.decode import Seen, products, sums
 from kvgen.spec.kernel_set import KernelSet
 
 Raw = NDArray[Any]
@@ -153,8 +153,7 @@ def bounds(
     modifications.
     """
     n, u = len(k), 2.0**-24
-    heads = np.arange(len(q)) // (len(q) // k.shape[1])
-    size = np.abs(v[:, heads])
+    size = np.abs(v)
     error = (q.shape[1] + 4) * u * products(np.abs(q), np.abs(k), scale) + slack
     scores = products(q, k, scale) if scores is None else scores
     error = np.where(np.isneginf(scores), 0, error)
@@ -170,11 +169,8 @@ def bounds(
     relative = np.expm1(error + error.max(axis=1, keepdims=True) + 2 * u * far)
     relative += (n + 10) * 2.0**-22 + n * u
     together = (weights * relative).sum(axis=1)
-    sums = np.einsum("hn,nhd->hd", weights * relative, size) + together[:, None] * np.einsum(
-        "hn,nhd->hd", weights, size
-    )
-    sums /= out_scale
-    out_error = sums * 1.01 + HALF_ULP[element] * (np.abs(out) + sums) + TINY[element]
+    off = (sums(weights * relative, size) + together[:, None] * sums(weights, size)) / out_scale
+    out_error = off * 1.01 + HALF_ULP[element] * (np.abs(out) + off) + TINY[element]
     lse = np.abs(top[:, 0]) * 4 * u + error.max(axis=1) + together + 2.0**-21 * (1 + math.log(n))
     return out_error, lse
 
@@ -193,28 +189,24 @@ def naive(q: Floats, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
     weights = rounded(np.exp(scores - top))
     alone = weights.sum(axis=1, keepdims=True)
     total = alone if sinks is None else alone + rounded(np.exp(sinks[:, None] - top))
-    heads = np.arange(len(q)) // (len(q) // v.shape[1])
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = rounded(np.nan_to_num(weights / total))
         lse = (top + np.log(total if given.sinks_in_lse else alone))[:, 0] / (
             math.log(2) if given.lse_base == "2" else 1.0
         )
-    seen_v = np.where((scores == -np.inf).T[:, :, None], 0.0, v[:, heads])  # what is hidden may be no number
-    return rounded(np.einsum("hn,nhd->hd", shares, seen_v)) / given.out_scale, lse
+    return rounded(sums(shares, v)) / given.out_scale, lse
 
 
 def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[float, float]:
     """What rounding to the type that the kernel computes in usually does to (out, natural lse): the root of the mean square, of
     the head and dim that has the largest. A rounding is off by half of HALF_ULP then; each weight and value has one, and each
     score and every term of it."""
-    heads = np.arange(len(query)) // (len(query) // seen.k.shape[1])
     top = scores.max(axis=1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
     weights /= np.maximum(weights.sum(axis=1, keepdims=True), TINY["f32"])  # without sinks, which make them smaller
     finite = np.where(np.isfinite(scores), scores, 0)
     squares = finite**2 + products(query**2, seen.k**2, given.scale**2)
-    values = np.where((weights == 0).T[:, :, None], 0.0, seen.v[:, heads])  # what is hidden may be no number
-    out = np.sqrt(2 * np.einsum("hn,nhd->hd", weights**2, values**2))
+    out = np.sqrt(2 * sums(weights**2, seen.v**2))
     lse = np.sqrt((weights**2 * squares).sum(axis=1))
     half = HALF_ULP[given.compute] / 2
     return float(half * out.max() / given.out_scale), float(half * lse.max())
