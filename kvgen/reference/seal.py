@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
-from kvgen.reference.tables import TableView, bad_total, request_of_row
+from kvgen.reference.tables import RowRange, TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 
 
@@ -25,7 +26,6 @@ def seal(table: TableView, pools: Sequence[Rows], new: Sequence[NDArray[Any]], *
     faults, total = FaultLog(), len(new[0])
     if total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
-    done: set[int] = set()
     for row in range(total):
         whose = request_of_row(row_offsets, row, total)
         if whose is None:
@@ -36,26 +36,34 @@ def seal(table: TableView, pools: Sequence[Rows], new: Sequence[NDArray[Any]], *
         after = table.after(whose.b, whose.end - whose.begin)
         if after is None:
             faults.add(Fault.LENGTH, whose.b, row - whose.begin)
-        elif whose.b not in done:
-            done.add(whose.b)
-            for role, (pool, rows) in enumerate(zip(pools, new, strict=False)):
-                if pool.residual:
-                    _seal(table, pool, role, whose.b, rows[whose.begin : whose.end], after, faults)
+            continue
+        for role, (pool, rows) in enumerate(zip(pools, new, strict=False)):
+            if pool.residual:
+                _seal(table, pool, role, whose, rows, row, after, faults)
     return faults.word
 
 
-def _seal(table: TableView, pool: Rows, role: int, b: int, rows: NDArray[Any], after: int, faults: FaultLog) -> None:
-    """The groups of one request and role, whose last `len(rows)` of `after` tokens are the step's."""
+def _seal(
+    table: TableView,
+    pool: Rows,
+    role: int,
+    whose: RowRange,
+    new: NDArray[Any],
+    row: int,
+    after: int,
+    faults: FaultLog,
+) -> None:
+    """The group that one row of a request completes, if it completes one; its last row counts what is full afterwards."""
     assert pool.sealed is not None
-    size, before = pool.residual, after - len(rows)
-    for group in range(before // size, after // size):
-        first = group * size
-        page = first // table.tokens
-        if table.overtaken(page, after):
-            continue
-        places = table.places(b, page)
-        if isinstance(places, Fault):
-            faults.add(places, b, first)
-            continue
-        pool.seal(b, first, places[role], rows, before)
-    pool.sealed[b] = after // size * size
+    size, before = pool.residual, after - (whose.end - whose.begin)
+    if row == whose.end - 1:
+        # Where the length passes the type's largest number, the count wraps as the kernel's does.
+        pool.sealed[whose.b] = np.array(after // size * size, np.int64).astype(pool.sealed.dtype)
+    first = before + row - whose.begin + 1 - size
+    if first % size or table.overtaken(first // table.tokens, after):
+        return
+    places = table.places(whose.b, first // table.tokens)
+    if isinstance(places, Fault):
+        faults.add(places, whose.b, first)
+    else:
+        pool.seal(whose.b, first, places[role], new[whose.begin : whose.end], before)
