@@ -469,11 +469,12 @@ CHASE(bulk, ByBulk)
 #endif
 
 // ---------------------------------------------------------------- memory: rates
-// All of `from` once, in runs of 2^shift vectors that lie apart: run r is at r * odd modulo their number, which is a power of two.
-// Bytes over the launch's time is the bandwidth of such runs.
-extern "C" __global__ void __launch_bounds__(512) calibrate_runs(Record* out, const Vector* from, uint32_t vectors, uint32_t shift, uint32_t odd) {
+// `vectors` vectors in runs of 2^shift that lie apart: run r is at r * odd modulo `runs`, a power of two. Where these are all runs,
+// each is read once; where they are fewer, they are what L2 holds. Bytes over the launch's time is the bandwidth of such runs.
+extern "C" __global__ void __launch_bounds__(512) calibrate_runs(Record* out, const Vector* from, uint32_t vectors, uint32_t shift, uint32_t runs,
+                                                                 uint32_t odd) {
   constexpr uint32_t kLoads = 8;
-  const uint32_t runs = vectors >> shift, inside = (1u << shift) - 1;
+  const uint32_t inside = (1u << shift) - 1;
   const uint64_t ns = nanoseconds(), begin = cycles();
   uint32_t sum = 0, steps = 0;
 #pragma unroll 1

@@ -51,6 +51,8 @@ class Sizes:
     stream_bytes: int = 0  # what streams and runs read; 0: 16 to 32 times L2, a quarter of the memory at most
     loads: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 31)  # streaming warps a multiprocessor
     runs: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096)  # bytes
+    near_bytes: int = 16 << 20  # what L2 holds while all multiprocessors read it; half of L2 at most
+    rounds: int = 64  # that it is read in, of which 16 fill all loads of a block
     boxes: tuple[int, ...] = (1024, 2048, 4096, 8192, 16384)  # bytes
     copies: int = 4096  # of boxes
     warps: int = 16  # of which the sub-core is asked
@@ -63,11 +65,13 @@ class Sizes:
                 raise ArgumentError(f"{name}: got {getattr(self, name)}; it must be at least 1")
         if not 1 <= self.trips <= 120:
             raise ArgumentError(f"trips: got {self.trips}; it must be 1 to 120: sums of f16 are exact up to 2048")
+        if self.rounds < 16 or self.rounds % 16:
+            raise ArgumentError(f"rounds: got {self.rounds}; it must be a multiple of 16")
         if not 2 <= self.warps <= 16:
             raise ArgumentError(f"warps: got {self.warps}; it must be 2 to 16")
-        for name in ("lines", "stream_bytes"):
+        for name in ("lines", "stream_bytes", "near_bytes"):
             value = getattr(self, name)
-            if value & (value - 1) or (name == "lines" and not value):
+            if value & (value - 1) or (name != "stream_bytes" and not value):
                 raise ArgumentError(f"{name}: got {value}; it must be a power of two")
         for name, least, largest in (("runs", 16, 1 << 16), ("boxes", 1024, 16384)):
             for value in getattr(self, name):
@@ -80,8 +84,8 @@ class Sizes:
 
 
 SMALL: Final = Sizes(
-    trips=2, chase=32, most=64, lines=1 << 10, stream_bytes=1 << 17, loads=(1, 2), runs=(64, 1024), boxes=(1024, 4096), copies=64,
-    warps=4, blocks=2, nodes=2,
+    trips=2, chase=32, most=64, lines=1 << 10, stream_bytes=1 << 17, loads=(1, 2), runs=(64, 1024),
+    near_bytes=1 << 12, rounds=16, boxes=(1024, 4096), copies=64, warps=4, blocks=2, nodes=2,
 )  # fmt: skip
 
 

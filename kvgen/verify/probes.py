@@ -27,6 +27,7 @@ _RING: Final = 1 << 16  # bytes of boxes in flight
 _STREAM: Final = 1 << 32  # bytes of the stream at most
 _NEAR: Final = 1 << 13  # lines (1 MB) that L2 holds once they have been read
 _HOT: Final = 1 << 8  # lines that all multiprocessors read so often that streams do not drive them out of L2
+_NEAR_RUN: Final = 1 << 12  # bytes of a run from L2
 _QUEUED: Final = 24  # loads that one warp issues at most
 _SLOWER: Final = 1.3  # what a warp takes beside another of its sub-core, at least
 
@@ -83,16 +84,16 @@ class Bench:
             self.machine.run(self.machine.bind("calibrate_link", grid, 512, held, count, _FACTOR))
         return self._kept[name]
 
-    def runs(self, nbytes: int) -> tuple[Launch, Held]:
-        """A launch that reads the whole stream in runs of so many bytes, and its records."""
+    def runs(self, nbytes: int, within: int = 0, rounds: int = 1) -> tuple[Launch, Held]:
+        """A launch that reads the stream, or its first `within` bytes, `rounds` times in runs of so many bytes; its records."""
         stream = self.stream()
-        shift = (nbytes // 16).bit_length() - 1
-        runs = stream.nbytes // nbytes
+        shift, runs = (nbytes // 16).bit_length() - 1, (within or stream.nbytes) // nbytes
         grid = self.machine.multiprocessors * 4
         out = self.machine.memory(grid * 16 * RECORD.itemsize)
         out.write(bytes(out.nbytes))
         odd = int(runs * 0.618) | 1
-        return self.machine.bind("calibrate_runs", grid, 512, out, stream, stream.nbytes // 16, shift, odd), out
+        vectors = rounds * (within or stream.nbytes) // 16
+        return self.machine.bind("calibrate_runs", grid, 512, out, stream, vectors, shift, runs, odd), out
 
     def flush(self) -> None:
         """Let L2 hold the stream's last bytes only."""
@@ -346,6 +347,24 @@ def bandwidth(bench: Bench) -> Iterator[Measured]:
     yield bench.figure("multiprocessors", [bench.machine.multiprocessors], "", "multiprocessors")
 
 
+def l2_total(bench: Bench) -> Iterator[Measured]:
+    """The rate at which all multiprocessors read bytes that L2 holds; in each round others read a piece."""
+    sizes, stream = bench.sizes, bench.stream()
+    most = min(sizes.near_bytes, bench.machine.l2_bytes // 2, stream.nbytes)
+    near = max(1 << max(most, 1).bit_length() - 1, _NEAR_RUN)
+    launch, out = bench.runs(_NEAR_RUN, near, sizes.rounds)
+    bench.machine.run(launch)
+    records = out.read().view(RECORD)
+    wanted = sizes.rounds * _sum_of_words(np.zeros(1, np.int64), near // 4) & np.uint64(0xFFFFFFFF)
+    expect("calibrate_runs of L2: sum", [int(records["sum"].sum()) & 0xFFFFFFFF], wanted)
+    rate = sizes.rounds * near / bench.machine.time([launch]) / 1e3
+    yield bench.figure("l2_total", [rate], "GB/s", f"reading {near >> 10} KB from L2, all multiprocessors")
+    ran = records[(records["ns"] > 0) & (records["steps"] > 0)]
+    if len(ran):
+        clocks = np.median(_cycles(ran) / ran["ns"]) * bench.machine.multiprocessors
+        yield bench.figure("l2_bytes", [rate / float(clocks)], "B/clk", "of this, a multiprocessor's part")
+
+
 def boxes(bench: Bench) -> Iterator[Measured]:
     """Bulk and tensor copies from L2 to one multiprocessor, 64 KB in flight, by their size."""
     if not bench.hopper:
@@ -451,6 +470,7 @@ PROBES: Final[dict[str, Callable[[Bench], Iterator[Measured]]]] = {
         products,
         barriers,
         bandwidth,
+        l2_total,
         latency,
         boxes,
         fences,
