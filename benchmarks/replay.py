@@ -6,7 +6,7 @@
 
 The kernels of both are flattened and compiled. Where their machine code is the same, that is all there is to say. Where it is
 not, a table has registers, spills, shared memory, instructions and compile seconds of both, and both run on the CPU machine, in
-check mode, on the fixed batches of `benchmarks/gpu`: every byte of every memory is compared. Nothing of the revision is executed
+check mode, on the batches of `kvgen verify`: every byte of every memory is compared. Nothing of the revision is executed
 but its kernels: they run under today's launchers, in the sizes that their own launchers say, and only where their parameters
 are today's.
 
@@ -35,7 +35,7 @@ from kvgen.compile.sass import histogram, instructions_of, sass
 from kvgen.errors import KvgenError, ToolError
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.cases import Case
+    from kvgen.verify.run import Plan
 
 _ENTRY: Final = re.compile(r"__global__ void\s+(?:__\w+__\([^)]*\)\s*)*(\w+)\(")
 _PARAMS: Final = re.compile(r"\.entry\s+\w+\s*\(([^)]*)\)")
@@ -166,40 +166,48 @@ def run_both(project: Project, before: Mapping[str, str], pairs: Iterable[Pair])
 
 
 def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Mapping[str, Pair]) -> list[str]:
-    from benchmarks.gpu.correctness import run
-    from benchmarks.gpu.expected import cases_of
     from kvgen.cli.project import generated
     from kvgen.codegen.emit import set_plans
+    from kvgen.verify.launch import launch
     from kvgen.verify.memory import HostMemory
+    from kvgen.verify.run import Verifier
 
     loaded = next(s for s in project.sets if s.kernels.name == name)
+    ops = {op.name: op for op in loaded.kernels.ops}
     lines = []
-    with generated(project.config.out, name) as now:
-        cases, blobs = cases_of(loaded.kernels, now)
 
-    def both(case: Case) -> list[str]:
-        """The memories in which the kernels of either side leave other bytes."""
+    def plans_of(op: str) -> list[Plan]:
+        with generated(project.config.out, name) as now:
+            return Verifier(loaded.kernels, now, HostMemory()).plans(ops[op])
+
+    def left(op: str, plan: Plan, texts: Mapping[str, str] | None) -> dict[str, bytes]:
+        """All memory that a case leaves with the kernels of one side; texts None: those in the folder."""
         with generated(project.config.out, name) as package:
-            package._MODULE.texts = before
-            give(package, launch_sizes(before[f"{name}/__init__.py"]))
-            first = run(case, blobs, package, HostMemory())
-        with generated(project.config.out, name) as package:
-            second = run(case, blobs, package, HostMemory())
-        return [f"{case.name}: {m}" for m in first if first[m].tobytes() != second[m].tobytes()]
+            if texts is not None:
+                package._MODULE.texts = texts
+                give(package, launch_sizes(texts[f"{name}/__init__.py"]))
+            memory = HostMemory()
+            found = launch(Verifier(loaded.kernels, package, memory).built(ops[op], plan), memory)
+        return {array: values.tobytes() for array, values in found.contents.flat().items()}
+
+    def both(op: str, plan: Plan) -> list[str]:
+        """The arrays in which the kernels of either side leave other bytes."""
+        first, second = left(op, plan, before), left(op, plan, None)
+        return [f"{plan.name}: {array}" for array in first if first[array] != second[array]]
 
     for op, plans in set_plans(loaded).items():
         own = [changed[kernel.name] for plan in plans for kernel, _ in plan.files(()) if kernel.name in changed]
         if not own:
             continue
         arch = own[0].archs[0]
-        mine = [case for case in cases if case.op == op]
+        mine = plans_of(op)
         if any(_parameters(p.before, arch) != _parameters(p.after, arch) for p in own):
             said = "not run: the kernel's parameters are others"
         elif not mine:
             said = "not run: no fixed batches are known for it"
         else:
             try:
-                wrong = [memory for case in mine for memory in both(case)]
+                wrong = [array for plan in mine for array in both(op, plan)]
                 said = f"differs in {', '.join(wrong)}" if wrong else f"the same bytes in {len(mine)} batches"
             except ToolError as error:
                 said = f"not run: generated/{name}/__init__.py of the revision: {error}"

@@ -1,305 +1,343 @@
-"""Correctness, golden vectors and timings of every generated kernel on a real GPU.
+"""Hold every generated kernel to its oracle on a GPU, time it, and measure the GPU's parts, in some minutes.
 
-    python benchmarks/run_gpu.py --prepare cubins                            where there is no GPU: compile, write cases
-    python benchmarks/run_gpu.py --cubins cubins --out results.json          where there is one: numpy, ml_dtypes, cuda-bindings
-    python benchmarks/run_gpu.py --cubins cubins --out results.json --device cpu --section correctness
+    python benchmarks/run_gpu.py --prepare cubins --arch sm_90a --python 3.12    where there is no GPU
+    python benchmarks/run_gpu.py --prepared cubins --out results                 where there is one
+    python benchmarks/run_gpu.py --prepared cubins --out results --device cpu    a rehearsal
+    python benchmarks/run_gpu.py --table results/results.jsonl                   the table again
 
-Exit status: 0, 1 if a kernel did something wrong, 2 for a usage error. See benchmarks/README.md.
+Exit status: 0, 1 if a kernel did something wrong, 2 for a usage error. See benchmarks/README.md; benchmarks/gpu_15min.sh is
+the command for a GPU that is there for 15 minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import hashlib
+import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a script, from a checkout that is not installed
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu.packages import generated, set_names, use  # noqa: E402
-from benchmarks.gpu.results import Key, Results, table  # noqa: E402
+from benchmarks.gpu import plan as plans  # noqa: E402
+from benchmarks.gpu import results  # noqa: E402
+from benchmarks.gpu.clocks import sampled  # noqa: E402
+from benchmarks.gpu.packages import set_names, use  # noqa: E402
+from benchmarks.gpu.packed import SITE, missing, unpack, use_site  # noqa: E402
+from benchmarks.gpu.plan import SECTIONS, Patience, Plan, Wanted  # noqa: E402
+from benchmarks.gpu.setup import Setup  # noqa: E402
+from kvgen.errors import DeviceError  # noqa: E402
+from kvgen.verify.supervisor import Item, Key, Supervisor  # noqa: E402
 
-SECTIONS = ("calibrate", "correctness", "golden", "timings")
-BUDGETS = {"calibrate": 60.0, "correctness": 300.0, "golden": 60.0, "timings": 270.0}
-GOLDEN = ROOT / "tests" / "golden_gpu" / "vectors"
-Outcome = tuple[list[str], dict[str, Any]]
-
-
-class ContextLost(Exception):
-    """The GPU's context is gone: nothing more runs in this process."""
+CPU_SECTIONS: Final = ("calibrate", "probes", "correctness")
+RESULTS: Final = "results.jsonl"
+JOBS: Final = 6
+COLLECT_EACH: Final = 60.0  # seconds after which the files of children are written again
+LINE: Final = 160  # characters of what is wrong with a case, on stdout
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, run, print; the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _options(given)
+    begin, options = time.monotonic(), _options(arguments)
+    if options.table is not None:
+        return _table(options.table)
     use(options.project)
     if options.prepare is not None:
-        from benchmarks.gpu.prepare import prepare
-
-        begin = time.monotonic()
-        cubins, cases = prepare(options.prepare, set_names(options.only), options.arch)
-        print(f"{cubins} cubins and {cases} cases in {options.prepare} ({time.monotonic() - begin:.0f} s)")
-        return 0
-    # The launchers take cubins from there, and from nowhere else: what was measured is what was prepared.
-    os.environ["KVGEN_CUBINS"], os.environ["KVGEN_NO_JIT"] = str(options.cubins), "1"
-    if options.device == "cpu":
-        del os.environ["KVGEN_CUBINS"], os.environ["KVGEN_NO_JIT"]  # the CPU machine runs PTX, compiled here
-    run = Run(options)
+        return _prepare(options)
     try:
-        run.all()
-    except ContextLost:
-        run.results.save()
-        if options.device == "cuda":
-            # A kernel destroyed the context. It is recorded; a new process goes on behind it.
-            sys.stdout.flush()
-            again = [a for a in given if a not in ("--resume", "--continued")]
-            script = str(Path(__file__).resolve())
-            os.execv(sys.executable, [sys.executable, script, *again, "--resume", "--continued"])
-    finally:
-        run.results.close()
-    print(table(run.results))
-    return 1 if run.results.failed() else 0
+        plan = plans.load(options.prepared)
+    except ValueError as error:
+        raise _usage(f"--prepared: {error}") from error
+    with ExitStack() as stack:
+        unpacked = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgen-gpu-")))
+        try:
+            unpack(options.prepared, plan.digest, unpacked / "kernels")
+        except (OSError, ValueError) as error:
+            raise _usage(f"--prepared: {error}") from error
+        use_site(unpacked / "kernels")
+        if lacking := missing():
+            raise _usage(f"packages: {', '.join(lacking)} cannot be imported; --prepare --python adds wheels for them")
+        return Run(options, plan, unpacked, begin).all()
 
 
-def _options(arguments: list[str]) -> argparse.Namespace:
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run_gpu.py", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--prepare", type=Path, metavar="DIR", help="compile everything and write the cases; no GPU needed"
-    )
-    parser.add_argument("--cubins", type=Path, metavar="DIR", help="what --prepare wrote")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="results, as JSON")
-    parser.add_argument(
-        "--project",
-        type=Path,
-        default=ROOT,
-        metavar="DIR",
-        help="the folder with specs/ and generated/; default this one",
-    )
-    parser.add_argument("--only", default="*", metavar="GLOB", help="these sets")
-    parser.add_argument(
-        "--arch", action="append", metavar="ARCH", help="with --prepare: instead of the specs'; repeatable"
-    )
-    parser.add_argument("--section", default=",".join(SECTIONS), help=f"some of {', '.join(SECTIONS)}; default all")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help=f"limit of each section; default {BUDGETS}")
-    parser.add_argument("--resume", action="store_true", help="skip what --out has already")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU machine, no timings")
-    parser.add_argument("--ordinal", type=int, default=0, help="which GPU")
-    parser.add_argument(
-        "--golden", type=Path, default=GOLDEN, metavar="DIR", help="golden vectors; a GPU writes, cpu compares"
-    )
-    parser.add_argument("--date", default="", help="a date to note in the results")
-    parser.add_argument("--commit", default="", help="the commit, where git cannot say")
-    parser.add_argument("--buffer-mib", type=int, default=4096, help="size of the buffers bandwidth is measured with")
-    parser.add_argument("--continued", action="store_true", help=argparse.SUPPRESS)  # after a lost context
+    add = parser.add_argument
+    add("--prepare", type=Path, metavar="DIR", help="compile everything into DIR, which travels; no GPU needed")
+    add("--arch", action="append", metavar="ARCH", help="with --prepare: instead of the specs'; repeatable")
+    add("--python", default="", metavar="X.Y", help="with --prepare: wheels for this Python on Linux, x86-64")
+    add("--nvrtc", default="", metavar="X.Y.Z", help="with --prepare: this older NVRTC compiles a few kernels besides")
+    add("--probes", default="*", metavar="GLOB", help="with --prepare: these probes of tests/golden_gpu")
+    add("--prepared", type=Path, metavar="DIR", help="what --prepare wrote")
+    add("--out", type=Path, metavar="DIR", help="a folder for the results")
+    add("--table", type=Path, nargs="+", metavar="FILE", help="print the table of results.jsonl files, and run nothing")
+    add("--project", type=Path, default=ROOT, metavar="DIR", help="the folder with specs/ and generated/; this one")
+    add("--only", default="*", metavar="GLOB", help="these sets")
+    add("--section", default=",".join(SECTIONS), help=f"some of {', '.join(SECTIONS)}; default all")
+    add("--again", type=Path, metavar="FILE", help="earlier results: repeat what failed, go on where they end")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the CPU machine, no timings")
+    add("--ordinal", type=int, default=0, help="which GPU")
+    add("--jobs", type=int, default=JOBS, help="processes that check cases at once; timings run alone")
+    add("--items", type=int, default=100, help="pieces of work a process")
+    add("--deadline", type=float, metavar="S", help="seconds for everything")
+    add("--tools-before", type=float, default=110.0, metavar="S", help="seconds before the deadline kept for the tools")
+    for name, value in asdict(Patience()).items():
+        add(f"--patience-{name}", type=float, default=value, metavar="S", help="seconds without an answer")
+    add("--sample", type=float, default=1.0, metavar="S", help="seconds between samples of the clocks")
+    add("--date", default="", help="a date to note in the results")
+    add("--commit", default="", help="the commit, where git cannot say")
+    add("--buffer-mib", type=int, default=4096, help="size of the buffers bandwidth is measured with")
     options = parser.parse_args(arguments)
     options.sections = [s for s in options.section.split(",") if s]
-    if options.prepare is not None:
+    if options.prepare is not None or options.table is not None:
         return options
     unknown = [s for s in options.sections if s not in SECTIONS]
     if unknown or not options.sections:
         parser.error(f"--section: got {options.section!r}; it must be some of {', '.join(SECTIONS)}")
-    if options.cubins is None or options.out is None:
-        parser.error("--cubins and --out are needed (or --prepare)")
-    if options.device == "cpu" and options.section != parser.get_default("section") and "timings" in options.sections:
-        parser.error("--section timings: the CPU machine has no timings; use a GPU")
+    if options.prepared is None or options.out is None:
+        parser.error("--prepared and --out are needed (or --prepare, or --table)")
     if options.device == "cpu":
-        options.sections = [s for s in options.sections if s != "timings"]
-    if not (options.cubins / "manifest.json").is_file():
-        parser.error(f"--cubins: {options.cubins} has no manifest.json; make it with --prepare {options.cubins}")
+        asked = [] if options.section == parser.get_default("section") else options.sections
+        if wrong := [s for s in asked if s not in CPU_SECTIONS]:
+            parser.error(f"--section {wrong[0]}: got the CPU machine, which has {', '.join(CPU_SECTIONS)}; use a GPU")
+        options.sections = [s for s in options.sections if s in CPU_SECTIONS]
     return options
 
 
+def _usage(text: str) -> SystemExit:
+    print(f"run_gpu.py: error: {text}", file=sys.stderr)
+    return SystemExit(2)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from benchmarks.gpu.prepare import prepare, sizes
+
+    begin, names = time.monotonic(), set_names(options.only)
+    plan = prepare(
+        options.prepare, names, options.arch, python=options.python, nvrtc=options.nvrtc, probes=options.probes
+    )
+    found = sizes(options.prepare)
+    for name, size in found:
+        print(f"{size:12,} {name}")
+    cases, timed = (sum(len(getattr(s, what)) for s in plan.sets.values()) for what in ("cases", "timings"))
+    print(f"{sum(size for _, size in found) / 2**20:12.2f} MiB travel beside the repository")
+    work = f"{len(plan.sets)} sets, {cases} cases, {timed} timings, {len(plan.probes)} probes"
+    print(f"{work} in {options.prepare} ({time.monotonic() - begin:.0f} s)")
+    return 0
+
+
+def _table(paths: Sequence[Path]) -> int:
+    try:
+        _, records = results.read(paths)
+    except (OSError, ValueError) as error:
+        raise _usage(f"--table: {error}") from error
+    print(results.table(records))
+    return 1 if any(r["status"] == "failed" for r in records.values()) else 0
+
+
 class Run:
-    """One run over sections, sets and cases."""
+    """One run: its plan under one deadline, its results, and the files beside them."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.names = set_names(options.only)
-        digest = hashlib.sha256((options.cubins / "manifest.json").read_bytes()).hexdigest()
-        head: dict[str, Any] = {
-            "date": options.date,
-            "commit": options.commit or _commit(),
-            "cubins_digest": digest,
-            "python": sys.version.split()[0],
-            "device": {"name": "CPU machine"},
-        }
-        self.gpu: Any = None
-        if options.device == "cuda":
-            from kvgen.verify.device import Gpu
+    def __init__(self, options: argparse.Namespace, plan: Plan, unpacked: Path, begin: float) -> None:
+        self.options, self.plan = options, plan
+        self.kernels, self.parts = unpacked / "kernels", unpacked / "parts"
+        self.parts.mkdir()
+        self.patience = Patience(**{n: getattr(options, f"patience_{n}") for n in asdict(Patience())})
+        wanted = set(set_names(options.only))
+        self.names = [n for n in plan.names() if n in wanted]
+        self.begin = begin
+        self.end = None if options.deadline is None else self.begin + options.deadline
+        self.records: dict[Key, results.Record] = {}
+        self.bandwidth: Mapping[str, float] = {}
+        self.asked: dict[Key, Item] = {}
+        self.answered: set[Key] = set()
+        self.collected = begin
 
-            self.gpu = Gpu(options.ordinal)
-            head["device"] = self.gpu.describe()
-        self.results = Results.open(options.out, head, resume=options.resume)
-        print(f"{head['device']['name']}: {len(self.names)} sets, sections {', '.join(options.sections)}", flush=True)
-
-    def all(self) -> None:
-        """Every section, each within its budget."""
-        for section in self.options.sections:
-            self._section(section)
-            self.results.save()
-
-    def _section(self, section: str) -> None:
-        facts = self.results.sections.setdefault(section, {"seconds": 0.0})
-        budget = self.options.budget if self.options.budget is not None else BUDGETS[section]
-        facts |= {"budget": budget, "finished": False}
-        begin, before = time.monotonic(), facts["seconds"]
-        # A --resume has a budget of its own; what goes on after a lost context is still the same run.
-        end = begin + budget - (before if self.options.continued else 0.0)
-        work = {
-            "calibrate": self._calibrate,
-            "correctness": self._correctness,
-            "golden": self._golden,
-            "timings": self._timings,
-        }[section]
+    def all(self) -> int:
+        """Everything; the exit status."""
+        earlier = self._earlier()
+        done = frozenset(key for key, record in earlier.items() if record["status"] != "failed")
+        self.wanted = Wanted(self.options.sections, self.patience, done)
+        self.records |= earlier
+        self._bandwidth_of(earlier.values())
+        head = {"date": self.options.date, "commit": self.options.commit or _commit(), "kernels": self.plan.digest}
+        head["device"] = self.options.device
         try:
-            for key, case in work():
-                if key in self.results.entries and self.options.resume:
-                    continue
-                if time.monotonic() >= end:
-                    return
-                self._one(key, case)
-            facts["finished"] = True
-        finally:
-            facts["seconds"] = round(before + time.monotonic() - begin, 2)
+            self.options.out.mkdir(parents=True, exist_ok=True)
+            log = results.Log(self.options.out / RESULTS, {"run": head})
+        except OSError as error:
+            raise _usage(f"--out: {error}") from error
+        self._restore()
+        status = 2
+        with log, self._clocks() as why:
+            self.log = log
+            if why:
+                self._say(f"clocks are not sampled: {why}")
+            self._say(
+                f"{len(self.names)} sets, sections {', '.join(self.options.sections)}, kernels {self.plan.digest[:12]}"
+            )
+            try:
+                with Supervisor(self._command(), cwd=ROOT, environment=self._environment(), **self._jobs()) as children:
+                    self._stages(children)
+                status = 1 if self._failed() else 0
+            except DeviceError as error:
+                self._say(f"run_gpu.py: error: {error}")
+            except KeyboardInterrupt:
+                status = 128 + signal.SIGINT
+            finally:
+                self._collect()
+                self._say(results.table(self.records, [k for k in self.asked if k not in self.records]))
+                if log.trouble:
+                    self._say(f"NOT WRITTEN: {log.trouble}; lines that are not in the file stand above")
+        return status
 
-    def _one(self, key: Key, case: Callable[[], Outcome]) -> None:
-        """Run one case and keep what came of it, whatever that is."""
-        self.results.begin(key)
-        begin = time.monotonic()
+    def _clocks(self) -> AbstractContextManager[str]:
+        if self.options.device == "cpu":
+            return nullcontext("")
+        return sampled(self.options.out / "clocks.csv", self.options.ordinal, self.options.sample)
+
+    # The work --------------------------------------------------------------------------------------------------------
+
+    def _stages(self, children: Supervisor) -> None:
+        """Earlier failures; the work that all other needs; the sets by value; tools; then everything that was not reached."""
+        wanted, plan = self.wanted, self._chosen()
+        kept = self.options.tools_before if "tools" in wanted.sections else 0.0
+        before = None if self.end is None else self.end - kept
+        everything = plans.everything(plan, wanted, self.bandwidth)
+        self.asked = {item.key: item for item in everything}
+        self._do(children, [item for item in everything if item.key in self.records], before)
+        self._do(children, plans.facts(plan, wanted), self._until("facts", before))
+        self._collect()
+        self._do(children, plans.measures(wanted), self._until("calibrate", before))
+        self._bandwidth_of(self.records.values())
+        if not self.bandwidth and "timings" in wanted.sections:
+            self._say("timings are left out: the bandwidth of this GPU is not known")
+            wanted = replace(wanted, sections=[s for s in wanted.sections if s != "timings"])
+        first, rest = ([n for n in plan.names() if (n in plans.BY_VALUE) == valued] for valued in (True, False))
+        self._do(children, plans.golden_probes(plan, wanted), self._until("probes", before))
+        self._do(children, plans.by_set(plan, first, wanted, self.bandwidth), before)
+        self._do(children, plans.peers(wanted), before)
+        self._do(children, [i for n in rest for i in plans.correctness(plan, n, wanted)], before)
+        self._collect()
+        self._do(children, plans.tools(plan, wanted), self.end)
+        self._do(children, plans.everything(plan, wanted, self.bandwidth), self.end)
+
+    def _until(self, section: str, before: float | None) -> float | None:
+        return plans.until(section, time.monotonic(), before, self.options.deadline)
+
+    def _do(self, children: Supervisor, items: Iterable[Item], until: float | None) -> None:
+        """Run the items that this run has not done yet, and keep each answer before the next one comes."""
+        for answer in children.run([item for item in items if item.key not in self.answered], until):
+            record = results.record_of(answer)
+            self.answered.add(answer.item.key)
+            self.records[answer.item.key] = record
+            self.log.add(record)
+            if time.monotonic() - self.collected > COLLECT_EACH:
+                self._collect()
+            if record["status"] == "failed":
+                said = results.shortened(record["detail"], LINE)
+                self._say(f"FAILED {' '.join(filter(None, answer.item.key))}: {said}")
+            if self.log.trouble:
+                self._say(json.dumps(record))
+
+    def _chosen(self) -> Plan:
+        """The plan of the sets that --only names."""
+        sets = {n: self.plan.sets[n] for n in self.names}
+        return replace(self.plan, sets=sets)
+
+    def _failed(self) -> bool:
+        return any(record["status"] == "failed" for record in self.records.values())
+
+    # Children --------------------------------------------------------------------------------------------------------
+
+    def _setup(self) -> Setup:
+        specs = {name: self.plan.sets[name].spec for name in self.names}
+        where = {"project": str(self.options.project), "kernels": str(self.kernels), "parts": str(self.parts)}
+        how = {"device": self.options.device, "ordinal": self.options.ordinal, "buffer_mib": self.options.buffer_mib}
+        return Setup(**where, **how, specs=specs, patience=asdict(self.patience))
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "benchmarks.gpu.worker", json.dumps(asdict(self._setup()))]
+
+    def _environment(self) -> dict[str, str]:
+        """One thread a process for linear algebra, since several check cases at once. On a GPU they compile nothing."""
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", ""), str(self.kernels / SITE)]
+        threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        kernels = {"KVGEN_CUBINS": str(self.kernels), "KVGEN_NO_JIT": "1"} if self.options.device == "cuda" else {}
+        return {**os.environ, **threads, **kernels, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+    def _jobs(self) -> dict[str, Any]:
+        return {"jobs": max(1, min(self.options.jobs, os.cpu_count() or 1)), "items_each": self.options.items}
+
+    # Files -----------------------------------------------------------------------------------------------------------
+
+    def _earlier(self) -> dict[Key, results.Record]:
+        """The results that --again goes on from; without it OUT must have none."""
+        own = self.options.out / RESULTS
+        if self.options.again is None:
+            if own.is_file():
+                raise _usage(f"--out: {own} is there; give another folder, or --again {own}")
+            return {}
         try:
-            wrong, more = case()
-        except Exception as error:
-            wrong, more = [f"{type(error).__name__}: {error}"], {"traceback": traceback.format_exc()}
-        if wrong:
-            more = more | {"detail": "; ".join(wrong)}
-            print(f"FAILED {' '.join(key)}: {more['detail']}", flush=True)
-        self.results.record(key, "failed" if wrong else "ok", time.monotonic() - begin, more)
-        if wrong and self.gpu is not None:
-            try:
-                self.gpu.wait()
-            except Exception as error:
-                raise ContextLost(str(error)) from error
+            heads, records = results.read([self.options.again, *([own] if own.is_file() else [])])
+        except (OSError, ValueError) as error:
+            raise _usage(f"--again: {error}") from error
+        if any(head["run"]["kernels"] != self.plan.digest for head in heads):
+            raise _usage(f"--again: {self.options.again} is of other kernels than {self.options.prepared}")
+        return records
 
-    # Sections ----------------------------------------------------------------------------------------------------
+    def _restore(self) -> None:
+        """Keep the files of an earlier run in OUT."""
+        from benchmarks.gpu.outputs import restore
 
-    def _file(self, name: str) -> Any:
-        from benchmarks.gpu.cases import load
+        try:
+            restore(self.options.out, self.parts)
+        except Exception as error:  # files are worth less than the run
+            self._say(f"files in {self.options.out}: {type(error).__name__}: {error}")
 
-        return load(self.options.cubins / "cases" / f"{name}.npz")
+    def _bandwidth_of(self, records: Iterable[Mapping[str, Any]]) -> None:
+        found = next((r["gb_s"] for r in records if r["section"] == "bandwidth" and r["status"] == "ok"), None)
+        self.bandwidth = found or self.bandwidth
 
-    def _memory(self) -> Any:
-        from kvgen.verify.memory import GpuMemory, HostMemory
+    def _collect(self) -> None:
+        """Write the facts, and the children's files as few archives."""
+        from benchmarks.gpu.outputs import collect
 
-        return HostMemory() if self.gpu is None else GpuMemory(self.options.ordinal)
+        facts = {"/".join(filter(None, key[1:])): record for key, record in self.records.items() if key[0] == "facts"}
+        if facts:
+            self._write("facts.json", (json.dumps(facts, indent=1) + "\n").encode())
+        device = facts.get("versions", {}).get("device", {}).get("name", self.options.device)
+        try:
+            for name, data in collect(self.parts, "_".join(device.lower().split())):
+                self._write(name, data)
+        except Exception as error:  # files are worth less than the run
+            self._say(f"files of the children: {type(error).__name__}: {error}")
+        self.collected = time.monotonic()
 
-    def _each_set(self, section: str) -> Iterator[tuple[str, Any]]:
-        """(set, its cases); a set whose file cannot be read is a failure of its own."""
-        for name in self.names:
-            try:
-                yield name, self._file(name)
-            except (OSError, ValueError, KeyError) as error:
-                detail = f"{type(error).__name__}: {error}; run --prepare {self.options.cubins}"
-                self.results.record((section, name, "", "cases"), "failed", 0.0, {"detail": detail})
+    def _write(self, name: str, data: bytes) -> None:
+        from benchmarks.gpu.outputs import replace_file
 
-    def _calibrate(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
-        """All probes in one entry, for later ones use what earlier ones found; on the CPU machine of a few steps each."""
-        from kvgen.verify.calibrate import NAME, calibrate, calibrate_unit
-        from kvgen.verify.probe import SMALL, CpuMachine, GpuMachine
+        if why := replace_file(self.options.out / name, data):
+            self._say(f"{name}: cannot be written: {why}")
 
-        def one() -> Outcome:
-            if self.gpu is None:
-                found = calibrate(CpuMachine(calibrate_unit(), "sm_90a"), SMALL)
-            else:
-                found = calibrate(GpuMachine(self.gpu, *self._measuring(NAME, calibrate_unit())))
-            return list(found.wrong), {"figures": [dataclasses.asdict(f) for f in found.figures]}
-
-        yield ("calibrate", "", "", "all"), one
-
-    def _correctness(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
-        from benchmarks.gpu.correctness import failures, run
-
-        for name, file in self._each_set("correctness"):
-            for case in file.cases:
-
-                def one(case: Any = case, file: Any = file, name: str = name) -> Outcome:
-                    return failures(case, file.blobs, run(case, file.blobs, generated(name), self._memory())), {}
-
-                yield ("correctness", *case.key), one
-
-    def _golden(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
-        """On a GPU: a set's golden cases are one entry, which writes its file. On the CPU: compare, case by case."""
-        from benchmarks.gpu.cases import load
-        from benchmarks.gpu.correctness import compare_golden, failures, run, store_golden
-
-        if self.gpu is None:
-            for path in sorted(self.options.golden.rglob("*.npz")):
-                if path.stem not in self.names:
-                    continue
-                file = load(path)
-                for case in file.cases:
-
-                    def compare(case: Any = case, file: Any = file, name: str = path.stem) -> Outcome:
-                        return compare_golden(case, file.blobs, run(case, file.blobs, generated(name), self._memory()))
-
-                    yield ("golden", *case.key), compare
+    def _say(self, text: str) -> None:
+        """To stdout and to the log; a full disk stops neither the run nor stdout."""
+        print(text, flush=True)
+        try:
+            with (self.options.out / "log.txt").open("a", encoding="utf-8") as file:
+                file.write(f"{time.monotonic() - self.begin:7.1f} s {text}\n")
+        except OSError:
             return
-        for name, file in self._each_set("golden"):
-
-            def store(file: Any = file, name: str = name) -> Outcome:
-                outputs = {c.key: run(c, file.blobs, generated(name), self._memory()) for c in file.cases if c.golden}
-                cases = [c for c in file.cases if c.golden]
-                wrong = [f"{c.op} {c.name}: {w}" for c in cases for w in failures(c, file.blobs, outputs[c.key])]
-                if wrong:  # wrong bits are no vectors
-                    return wrong, {}
-                path = store_golden(file, outputs, self.options.golden / self.gpu.folder())
-                return [], {"file": path.name, "bytes": path.stat().st_size}
-
-            yield ("golden", name, "", "store"), store
-
-    def _timings(self) -> Iterator[tuple[Key, Callable[[], Outcome]]]:
-        from benchmarks.gpu.apart import Apart
-        from benchmarks.gpu.timings import Timer
-        from benchmarks.gpu.workload import empty_node
-        from kvgen.verify.bandwidth import NAME, bandwidth_unit, filler, measure
-
-        _, cubin = self._measuring(NAME, bandwidth_unit())
-        # Always anew: percentages are of what this run found.
-        self.results.bandwidth = measure(self.gpu, cubin, self.options.buffer_mib << 20)
-        for name, file in self._each_set("timings"):
-            fill, empty = filler(self.gpu, cubin), empty_node(self.gpu, cubin)
-            apart = Apart(self.options.cubins, name) if file.facts.apart else None
-            timer = Timer(self.gpu, generated(name), file.facts, fill, empty, self.results.bandwidth, apart)
-            for timed in timer.cases():
-
-                def one(timed: Any = timed) -> Outcome:
-                    return [], timed.run()
-
-                yield ("timings", name, timed.op, timed.case), one
-        self.results.head["device"]["smi_after"] = _smi(self.options.ordinal)
-
-    def _measuring(self, name: str, unit: Any) -> tuple[str, bytes]:
-        """The architecture and the cubin of the measuring kernels `name`."""
-        from kvgen.compile import find, read_folder, select_arch, text_digest
-
-        manifest = read_folder(self.options.cubins)
-        arch = select_arch(self.gpu.driver.capability(self.options.ordinal), manifest.archs(name, name))
-        return arch, find(manifest, name, name, arch, text_digest(unit.text))
-
-
-def _smi(ordinal: int) -> dict[str, str] | None:
-    from kvgen.verify.device import smi
-
-    return smi(ordinal)
 
 
 def _commit() -> str:

@@ -67,9 +67,10 @@ def _comes_apart(op: Append, kernels: KernelSet) -> bool:
 
 
 class Apart:
-    """The kernels in place of a set's fused append."""
+    """The kernels in place of a set's fused append `op`."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, op: str) -> None:
+        self.op = op
         self.rows, self.store = (package_in(folder / FOLDER, f"{name}_{part}") for part in ("rows", "store"))
         self.steps = [getattr(self.rows, step) for step in ("norm", "rotate") if hasattr(self.rows, step)]
 
@@ -106,7 +107,7 @@ class Apart:
         for spec in op.KERNEL.arguments:
             if spec.name == "q_out":
                 shape = (sum(work.new), work.facts.q_heads, work.facts.head_dim)
-                rows["q_out"] = found["q_out"] = work.random(shape, spec.dtype, typed=True)
+                rows["q_out"] = found["q_out"] = work.random(shape, spec.dtype)
             elif spec.name in ("q", "k"):
                 found[spec.name] = rows[spec.name]
             elif spec.name != "errors":

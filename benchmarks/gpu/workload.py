@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpu.cases import Facts
+from benchmarks.gpu.set_facts import Facts
 from kvgen.layout.dtypes import dtype
 from kvgen.runtime import cuda, packing
+from kvgen.runtime.empty_cache import room_strides
 from kvgen.verify.bandwidth import SCALE, THREADS, Fill
 from kvgen.verify.device import Gpu
 from kvgen.verify.memory import GpuArray, GpuBytes
@@ -79,6 +80,10 @@ class Workload:
             counts = [min(n, self.columns) for n in counts]
         else:
             self.columns = max(counts)
+            for table in self.package.Cache.TABLES:  # rows that kernels read several entries of at once begin aligned
+                if len(table.shape) > 1:
+                    entries = max(1, table.align // dtype(table.dtype).bytes)
+                    self.columns = -(-self.columns // entries) * entries
         per_page = 2 if self.facts.table == "per_kv" else 1
         entries = sum(counts) * per_page
         ends = np.cumsum([n * per_page for n in counts])[:-1]
@@ -96,20 +101,32 @@ class Workload:
             shape = tuple(n if isinstance(n, int) else sizes[n] for n in tensor.shape)
             kind = tensor.dtype if isinstance(tensor.dtype, str) else tensor.dtype[0]
             scales = tensor.name.endswith(("scale", "scales"))
-            copies = [self.random(shape, kind, scales) for _ in range(self.layers if each else 1)]
+            # In elements; pages may lie further apart than their rows need.
+            strides = room_strides(tensor, shape)
+            copies = [self.random(shape, kind, scales, strides) for _ in range(self.layers if each else 1)]
             found[tensor.name] = copies if each else copies[0]
         return found
 
     def random(
-        self, shape: tuple[int, ...], kind: str | None = None, scales: bool = False, *, typed: bool = False
+        self,
+        shape: tuple[int, ...],
+        kind: str | None = None,
+        scales: bool = False,
+        strides: Sequence[int] | None = None,
     ) -> GpuArray:
-        """An array of random numbers, of the cache's type unless said otherwise; `scales` are small; `typed`: see GpuArray."""
+        """An array of random numbers, of the cache's type unless said otherwise; `scales` are small. `strides` count elements;
+        None: without gaps."""
         kind = kind or self.kind
+        size = dtype(kind).bytes
+        count = math.prod(shape)
+        if strides is not None:
+            count = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         # The fill writes words of 4 bytes.
-        memory = GpuBytes(-(-math.prod(shape) * dtype(kind).bytes // 4) * 4, self.gpu.ordinal)
+        memory = GpuBytes(-(-count * size // 4) * 4, self.gpu.ordinal)
         self._seed += 1
         self.fill(memory, f"{SCALE}{kind}" if scales else kind, self._seed)
-        return GpuArray(memory, memory.pointer, shape, kind, typed=typed)
+        apart = None if strides is None else tuple(step * size for step in strides)
+        return GpuArray(memory, memory.pointer, shape, kind, apart)
 
     def upload(self, host: NDArray[Any]) -> GpuArray:
         """A device copy of an index array."""
@@ -177,7 +194,7 @@ class Workload:
                 if spec.dtype in ("u32", "i32", "i64"):
                     given[spec.name] = self._indices(op, spec.name, shape, dtype(spec.dtype).numpy())
                 else:
-                    found[spec.name] = self.random(shape, spec.dtype, typed=spec.access == "out")
+                    found[spec.name] = self.random(shape, spec.dtype)
                     if "T" not in spec.shape and "S" not in spec.shape:  # weights, angles: once for all layers
                         given[spec.name] = found[spec.name]
             if spec.name in given:

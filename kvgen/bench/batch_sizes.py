@@ -13,11 +13,13 @@ from kvgen.spec.cache import Cache
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of a batch: request b holds totals[b] tokens after it, new[b] of them (at least 1) appended by it."""
+    """One step of a batch: request b holds totals[b] tokens after it, new[b] of them (at least 1) appended by it. A list of
+    gather_rows or mla_decode names `listed` tokens at most."""
 
     name: str
     totals: tuple[int, ...]
     new: tuple[int, ...]
+    listed: int = 64
 
     @staticmethod
     def uniform(batch: int, tokens: int, new: int | None = None) -> Workload:

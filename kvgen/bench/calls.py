@@ -44,7 +44,6 @@ KNOWN: Final = tuple(
     )
 )
 SELECTED_PAGES: Final = 16  # pages that a kv head's list of decode names, at most: MiniMax-M3's
-SELECTED: Final = 64  # tokens that a query of gather_rows, or a list of mla_decode, names, at most
 CANDIDATES: Final = 2048  # blocks that a list of indexer_scores names, at most: DeepSeek V4.1's
 
 
@@ -229,7 +228,7 @@ def _fill_list(scene: Scene, lists: Raw, counts: Raw | None) -> None:
 
 def selected(scene: Scene) -> int:
     """Tokens that a query or a list names."""
-    return min(SELECTED, *(scene.alive(b) for b in range(len(scene.workload.totals))))
+    return min(scene.workload.listed, *(scene.alive(b) for b in range(len(scene.workload.totals))))
 
 
 def _listed_count(scene: Scene, op: Op) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,13 +21,9 @@ if TYPE_CHECKING:
 
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
-    from kvgen.spec.kernel_set import KernelSet, Op
     from kvgen.verify.bandwidth import Reading
     from kvgen.verify.calibrate import Calibration
-    from kvgen.verify.device import Gpu
-    from kvgen.verify.memory import Memory
     from kvgen.verify.results import KernelResult, SetResult
-    from kvgen.verify.timing import Timer
 
 _NONE: Final = "-"
 _STDOUT: Final = Path("-")
@@ -34,31 +31,13 @@ _SHOWN: Final = 3  # lines of what is wrong with one case; the report has all
 
 
 @dataclass
-class _Machine:
-    """Where kernels run: a GPU, with the cubin of the kernels that measure its bandwidth, and what was measured; or the CPU
-    machine (None).
+class _Found:
+    """The machine, what was measured of it (on a GPU), and the results of every set."""
 
-    `lost`: what the driver said when the GPU's context was gone; nothing runs after that.
-    """
-
-    device: Gpu | None
-    memory: Memory
-    quick: bool
-    seed: int
-    cubin: bytes = b""
+    facts: dict[str, Any]
+    sets: list[SetResult]
     bandwidth: tuple[Reading, ...] = ()
     calibration: Calibration | None = None
-    lost: str = ""
-
-    def timer(self, kernels: KernelSet, package: ModuleType) -> Timer | None:
-        """What times the kernels of a set; None on the CPU machine."""
-        from kvgen.verify.bandwidth import filler
-        from kvgen.verify.timing import Timer
-
-        if self.device is None:
-            return None
-        fill = filler(self.device, self.cubin)
-        return Timer(self.device, kernels, package, fill, max(r.gb_s for r in self.bandwidth))
 
 
 def verify(
@@ -78,6 +57,15 @@ def verify(
         typer.Option("--issue", metavar="FILE", help="Write the text of an issue; - prints it.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", callback=at_least(0), help="Other random numbers.")] = 0,
+    patience: Annotated[
+        int,
+        typer.Option(
+            "--patience",
+            metavar="S",
+            callback=at_least(1),
+            help="With --gpu: seconds until a silent case is killed; a timing has four times as many.",
+        ),
+    ] = 8,
 ) -> None:
     """Run generated kernels on ragged batches and on hostile data, and compare all memory with the float64 oracle.
 
@@ -108,27 +96,24 @@ def verify(
             raise ToolError(f"{option}: {named(path)} is in no folder; make {named(path.parent)}, or name another file")
     printing = _STDOUT in (json_file, issue)
     project = open_project(selectors=selectors)
-    machine = _machine(gpu, quick, seed)
-    facts = machine.device.describe() if machine.device is not None else {"name": "CPU machine"}
-    if not printing:
-        say(f"{facts['name']}: {len(project.chosen)} set(s)")
-    sets = _run(project, machine)
+    said = partial(_say_machine, project, printing)
+    ran = _on_gpu(project, quick, seed, patience, said) if gpu else _on_cpu(project, quick, seed, said)
     found = document(
-        sets,
-        device=facts,
+        ran.sets,
+        device=ran.facts,
         nvrtc=installed(),
         seed=seed,
         quick=quick,
         selectors=selectors or (),
-        bandwidth=machine.bandwidth,
-        calibration=machine.calibration,
+        bandwidth=ran.bandwidth,
+        calibration=ran.calibration,
     )
     if json_file is not None:
         _write(json_file, found)
     if issue is not None:
         _write(issue, issue_text(found))
     if not printing:
-        _print(sets, machine, found["summary"])
+        _print(ran, found["summary"])
         for path, what in ((json_file, "the report"), (issue, "the text of an issue")):
             if path is not None:
                 say(f"{what}: {named(path)}")
@@ -137,92 +122,53 @@ def verify(
         raise typer.Exit(1)
 
 
-def _machine(gpu: bool, quick: bool, seed: int) -> _Machine:
-    """This machine's GPU, its parts and its bandwidth measured, or the CPU machine. Raises DeviceError that says what is
-    missing."""
-    from kvgen.compile import ARCHS, select_arch
-    from kvgen.errors import DeviceError
-    from kvgen.runtime import cuda
-    from kvgen.verify.bandwidth import compiled, read_bandwidth
-    from kvgen.verify.calibrate import calibrate, calibrate_cubin
-    from kvgen.verify.device import Gpu
-    from kvgen.verify.memory import GpuMemory, HostMemory
-    from kvgen.verify.probe import GpuMachine
-
-    if not gpu:
-        return _Machine(None, HostMemory(), quick, seed)
-    try:
-        device = Gpu(cuda.driver().current_device())
-        arch = select_arch(device.driver.capability(device.ordinal), ARCHS)
-    except DeviceError as error:
-        raise DeviceError(
-            f"--gpu: {error}; `kvgen doctor` shows what this machine has, and `kvgen verify --cpu` needs no GPU"
-        ) from error
-    calibration = calibrate(GpuMachine(device, arch, calibrate_cubin(arch)))
-    cubin = compiled(arch)
-    return _Machine(device, GpuMemory(device.ordinal), quick, seed, cubin, read_bandwidth(device, cubin), calibration)
+def _say_machine(project: Project, printing: bool, facts: dict[str, Any]) -> None:
+    if not printing:
+        say(f"{facts['name']}: {len(project.chosen)} set(s)")
 
 
-def _run(project: Project, machine: _Machine) -> list[SetResult]:
-    """What was found of every set; the bar advances by kernels."""
+def _on_gpu(project: Project, quick: bool, seed: int, patience: int, said: Callable[[dict[str, Any]], None]) -> _Found:
+    """Every set on this machine's GPU. Raises DeviceError that says what is missing."""
+    from kvgen.cli.verify_gpu import How, verify_gpu
+
+    found = verify_gpu(project, How(quick, seed, patience), partial(_digest, project), said)
+    return _Found(found.facts, found.sets, found.bandwidth, found.calibration)
+
+
+def _on_cpu(project: Project, quick: bool, seed: int, said: Callable[[dict[str, Any]], None]) -> _Found:
+    """Every set on the CPU machine, in this process; the bar advances by kernels."""
     from kvgen.cli.project import generated
 
-    sets: list[SetResult] = []
+    found = _Found({"name": "CPU machine"}, [])
+    said(found.facts)
     with progress("verifying", sum(len(item.ops) for item in project.chosen)) as done:
         for item in project.chosen:
             with generated(project.config.out, item.name) as package:
-                sets.append(_set(project, item, package, machine, done))
-    return sets
+                found.sets.append(_set(project, item, package, quick, seed, done))
+    return found
 
 
-def _arch(archs: Sequence[str], device: Gpu | None) -> str:
-    """The target of a set whose code runs here; "" where it has none."""
-    from kvgen.compile import select_arch
-    from kvgen.errors import DeviceError
-
-    if device is None:
-        return next((a for a in reversed(archs) if a in ("sm_80", "sm_89", "sm_90a")), "")
-    try:
-        return select_arch(device.driver.capability(device.ordinal), archs)
-    except DeviceError:
-        return ""
-
-
-def _set(project: Project, item: Chosen, package: ModuleType, machine: _Machine, done: Callable[[], None]) -> SetResult:
-    """Every kernel of a set that was chosen."""
+def _set(
+    project: Project, item: Chosen, package: ModuleType, quick: bool, seed: int, done: Callable[[], None]
+) -> SetResult:
+    """Every kernel of a set that was chosen, on the CPU machine."""
+    from kvgen.verify.memory import HostMemory
     from kvgen.verify.results import KernelResult, SetResult
     from kvgen.verify.run import Verifier
 
     kernels = item.loaded.kernels
-    arch, (digest, in_step) = _arch(kernels.arch, machine.device), _digest(project, item.name)
-    result = SetResult(item.name, arch or _NONE, digest, in_step)
-    verifier = Verifier(kernels, package, machine.memory, machine.seed, machine.quick, machine.lost)
-    timer = machine.timer(kernels, package) if arch else None
-    where = "the CPU machine" if machine.device is None else "this GPU"
+    arch = next((a for a in reversed(kernels.arch) if a in ("sm_80", "sm_89", "sm_90a")), "")
+    result = SetResult(item.name, arch or _NONE, *_digest(project, item.name))
+    verifier = Verifier(kernels, package, HostMemory(), seed, quick)
     for op in (op for op in kernels.ops if op.name in item.ops):
         if arch:
             result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
-            found = verifier.run(op)
+            result.kernels.append(verifier.run(op))
         else:
-            why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on {where}"
-            found = KernelResult(op.name, op.kind, why=why)
-        if timer is not None and found.cases and not verifier.lost:
-            _time(timer, op, found, machine.quick)
-        result.kernels.append(found)
+            why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on the CPU machine"
+            result.kernels.append(KernelResult(op.name, op.kind, why=why))
         done()
-    machine.lost = verifier.lost
     return result
-
-
-def _time(timer: Timer, op: Op, found: KernelResult, quick: bool) -> None:
-    """Add a kernel's times, or why there are none."""
-    from kvgen.errors import DeviceError
-
-    try:
-        works = timer.works(op)
-        found.timed += [timer.run(op, work) for work in (works[:1] if quick else works)]
-    except DeviceError as error:
-        found.why = f"not timed: {error}"
 
 
 def _digest(project: Project, name: str) -> tuple[str, bool]:
@@ -264,8 +210,8 @@ def _write(path: Path, content: Any) -> None:
 # What is printed -----------------------------------------------------------------------------------------------------
 
 
-def _print(sets: list[SetResult], machine: _Machine, summary: dict[str, int]) -> None:
-    bandwidth, calibration = machine.bandwidth, machine.calibration
+def _print(ran: _Found, summary: dict[str, int]) -> None:
+    sets, bandwidth, calibration = ran.sets, ran.bandwidth, ran.calibration
     if calibration is not None:
         typer.echo(f"calibration: {len(calibration.figures)} figures in {calibration.seconds:.1f} s; --json has them")
         for line in calibration.wrong:

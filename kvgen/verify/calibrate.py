@@ -43,9 +43,16 @@ def calibrate(machine: Machine, sizes: Sizes | None = None) -> Calibration:
     """Run all probes; one whose kernel does something wrong gives no figures, and the others go on."""
     begin, bench = time.monotonic(), Bench(machine, sizes or Sizes())
     figures, wrong = list[Measured](), list[str]()
-    for name, probe in PROBES.items():
-        try:
-            figures += list(probe(bench))
-        except DeviceError as error:
-            wrong.append(f"{name}: {error}")
+    for name in PROBES:
+        found, why = probed(bench, name)
+        figures += found
+        wrong += [why] if why else []
     return Calibration(tuple(figures), tuple(wrong), round(time.monotonic() - begin, 2))
+
+
+def probed(bench: Bench, name: str) -> tuple[list[Measured], str]:
+    """The figures of one probe, and what was wrong with it, "" where nothing was. Later probes use what `bench` found before."""
+    try:
+        return list(PROBES[name](bench)), ""
+    except DeviceError as error:
+        return [], f"{name}: {error}"

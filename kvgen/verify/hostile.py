@@ -72,7 +72,6 @@ def damages(call: Call, arrays: dict[str, Raw], tables: Collection[str], *, quic
     found += [Damage(name, partial(_entries, name=name)) for name in (*LISTED, *lists) if name in taken]
     if "lora_end_idx" in arrays:
         found.append(Damage("lora_end_idx", lambda case: _put(case.before.arrays["lora_end_idx"], 0, -1)))
-    found += [Damage(name, partial(_number, name=name)) for name in call.numbers if name.startswith("lora")]
     return found[:1] if quick else found
 
 
@@ -149,8 +148,3 @@ def _entries(case: Case, name: str) -> None:
     values = (-2, int(min(limits.max, 2**62)), int(max(limits.min, -(2**62))), case.scene.pages * case.scene.tokens, -1)
     for at, value in enumerate(values[: len(flat)]):
         _put(flat, at, value)
-
-
-def _number(case: Case, name: str) -> None:
-    """A negative count."""
-    case.numbers[name] = -1

@@ -35,22 +35,24 @@ def kind_of(array: NDArray[Any]) -> str:
     return next(name for name in _KINDS if dtype(name).numpy() == array.dtype)
 
 
+def place(contents: Contents, memory: Memory) -> tuple[Contents, dict[str, View], dict[str, Placed]]:
+    """Copies of all arrays, each in a memory of its own between canaries: as launchers take them, and by name."""
+    views, placed = dict[str, View](), dict[str, Placed]()
+    for name, array in contents.flat().items():
+        views[name] = View(name, GUARD, array.shape, array.strides, kind_of(array))
+        data = np.full(span(array) + 2 * GUARD, CANARY, np.uint8)
+        views[name].of(data)[...] = array
+        placed[name] = memory.place(data)
+    return contents.over({name: p.array(views[name]) for name, p in placed.items()}), views, placed
+
+
 def launch(case: Case, memory: Memory, arch: str | None = None) -> Left:
     """Launch a case's operation over copies of its memory; the planner before it where it has one.
 
     On the CPU machine every access is checked, and code for `arch` runs (None: the set's last). Raises DeviceError for what the
     machine, or the driver, finds.
     """
-    flat = case.before.flat()
-    views, placed = dict[str, View](), dict[str, Placed]()
-    for name, array in flat.items():
-        kind = kind_of(array)
-        # The name tells device memory whether 8-bit floats are an output of their own type.
-        views[name] = View(name, GUARD, array.shape, array.strides, kind)
-        data = np.full(span(array) + 2 * GUARD, CANARY, np.uint8)
-        views[name].of(data)[...] = array
-        placed[name] = memory.place(data)
-    given = case.before.over({name: p.array(views[name]) for name, p in placed.items()})
+    given, views, placed = place(case.before, memory)
     with machine(arch, "check") if memory.device == "cpu" else nullcontext():
         _call(case, given)
     found, beside = dict[str, NDArray[Any]](), []

@@ -86,7 +86,7 @@ class HostMemory:
 
 
 class GpuArray:
-    """An array in device memory, with the CUDA array interface. `owner` keeps the memory."""
+    """An array in device memory, with the CUDA array interface and a dtype of NumPy's name. `owner` keeps the memory."""
 
     def __init__(
         self,
@@ -95,16 +95,14 @@ class GpuArray:
         shape: tuple[int, ...],
         kind: str,
         strides: tuple[int, ...] | None = None,
-        *,
-        typed: bool = False,
     ) -> None:
-        # The interface has no word for 8-bit floats, and caches take them as bytes; outputs are `typed`.
-        element = dtype("u8" if kind in ("e4m3", "e5m2", "e8m0") and not typed else kind).numpy()
+        element = dtype(kind).numpy()
         self.owner, self.pointer, self.shape = owner, pointer, shape
         self.dtype = element.name
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": shape,
-            "typestr": f"|V{element.itemsize}" if element.kind == "V" else element.str,
+            # NumPy's own types have a word there, those of ml_dtypes none.
+            "typestr": element.str if element.isbuiltin == 1 else f"|V{element.itemsize}",
             "data": (pointer, False),
             "strides": strides,
             "version": 3,
@@ -135,8 +133,7 @@ class GpuBytes:
             self._driver.write(self.pointer + offset, data, self._device)
 
     def array(self, view: View) -> object:
-        typed = view.memory == "q_out"
-        return GpuArray(self, self.pointer + view.offset, view.shape, view.dtype, view.strides, typed=typed)
+        return GpuArray(self, self.pointer + view.offset, view.shape, view.dtype, view.strides)
 
     def read(self) -> Bytes:
         if not self.nbytes:

@@ -17,9 +17,9 @@ from kvgen.errors import ArgumentError, DeviceError, ToolError
 from kvgen.runtime import Kernel, describe
 from kvgen.runtime.cpu import cpu_archs
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.verify.batches import batches, case_of, hostile_batch
+from kvgen.verify.batches import Case, batches, case_of, hostile_batch
 from kvgen.verify.hostile import damages
-from kvgen.verify.launch import kind_of, launch
+from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import Memory
 from kvgen.verify.oracles import ORACLES, Judged
 from kvgen.verify.results import CaseResult, KernelResult
@@ -31,17 +31,25 @@ SOME: Final = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """One case to run: a batch, and which of the kernel's damages it gets (None: none)."""
+    """One case to run: a batch, and which of the kernel's damages it gets (None: none), by number and `fault`."""
 
     workload: Workload
     damage: int | None
+    fault: str = ""
+
+    @property
+    def name(self) -> str:
+        """The batch, or what is wrong with its data: a name that no other case of the operation has."""
+        return self.fault or self.workload.name
 
 
 @dataclass
 class Verifier:
     """The cases of one set's kernels, on one memory.
 
-    `lost` becomes what the driver says once the GPU's context is gone; nothing runs after that.
+    `lost` becomes what the driver says once the GPU's context is gone; nothing runs after that. `launching` is called with True
+    before each launch, which may never return, and with False behind it. `last` is the case that ran last, and what its launch
+    left.
     """
 
     kernels: KernelSet
@@ -50,6 +58,8 @@ class Verifier:
     seed: int = 0
     quick: bool = False
     lost: str = ""
+    launching: Callable[[bool], None] = lambda _: None
+    last: tuple[Case, Left] | None = None
 
     def why_not(self, op: Op) -> str:
         """Why an operation has no cases; "" where it has some."""
@@ -69,7 +79,7 @@ class Verifier:
         bad = hostile_batch(self.kernels, op)
         case = case_of(self.kernels, op, self.package, bad, self.seed)
         wrong = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)
-        return found + [Plan(bad, i) for i in range(len(wrong))]
+        return found + [Plan(bad, i, damage.name) for i, damage in enumerate(wrong)]
 
     def other_archs(self, op: Op) -> list[str]:
         """Architectures whose code the CPU machine runs besides, for the operation has a file of its own there; one a file."""
@@ -85,17 +95,15 @@ class Verifier:
             if self.lost:
                 result.why = f"not run: the GPU's context was lost before ({self.lost})"
                 break
-            result.cases.append(self._case(op, plan, arch))
+            result.cases.append(self.case(op, plan, arch))
             done()
         return result
 
-    def _case(self, op: Op, plan: Plan, arch: str | None) -> CaseResult:
+    def case(self, op: Op, plan: Plan, arch: str | None = None) -> CaseResult:
+        """One case of an operation: its launch, and all memory beside the oracle's."""
         begin = time.perf_counter()
-        case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
-        if plan.damage is not None:
-            damage = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)[plan.damage]
-            damage.apply(case)
-            case.fault = damage.name
+        case = self.built(op, plan)
+        self.launching(True)
         try:
             left = launch(case, self.memory, arch)
         except (DeviceError, ArgumentError) as error:
@@ -104,6 +112,8 @@ class Verifier:
             self._check_context()
             seconds = time.perf_counter() - begin
             return CaseResult(case.batch, case.fault, 0.0, 0.0, "", "", (str(error),), round(seconds, 4))
+        self.launching(False)
+        self.last = case, left
         judged = Judged(case, case.before.copy(), left.contents)
         word = ORACLES[op.kind](judged)
         if "errors" in judged.wanted.arrays:
@@ -120,6 +130,14 @@ class Verifier:
             tuple(wrong),
             round(time.perf_counter() - begin, 4),
         )
+
+    def built(self, op: Op, plan: Plan) -> Case:
+        """The memory and the call of a case, damaged as the plan says."""
+        case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
+        if plan.damage is not None:
+            damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)[plan.damage].apply(case)
+            case.fault = plan.fault
+        return case
 
     def _check_context(self) -> None:
         """Whether the GPU still takes work."""

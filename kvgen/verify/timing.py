@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -19,59 +20,45 @@ from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.verify.bandwidth import FILLS, SCALE, SCALES, Fill
-from kvgen.verify.device import Gpu
+from kvgen.verify.device import SAMPLES, Gpu
 from kvgen.verify.launch import kind_of
-from kvgen.verify.memory import GpuArray, GpuBytes
+from kvgen.verify.memory import GpuArray, GpuBytes, span
+from kvgen.verify.other_calls import prepared
 from kvgen.verify.results import Timed
 
 L2_MULTIPLE: Final = 4  # the bytes that the launches of a sample move, beside what L2 holds
 COPIES_AT_MOST: Final = 32
 STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, new ones
 READS: Final = (32, 2048)
+Arrays = dict[str, Any]  # on the device, by name: one, or one a layer
+Check = Callable[[Scene, Arrays, Arrays], None]  # of a scene, the tensors of its cache and the arguments of a launch
 _INDICES: Final = ("u32", "i32", "i64", "u64")
 
 
 @dataclass
 class Timer:
-    """Times the kernels of one set; `read_gb_s` is the bandwidth that rates are compared with."""
+    """Times the kernels of one set by `samples` graph replays; `read_gb_s` is the bandwidth that rates are compared with."""
 
     gpu: Gpu
     kernels: KernelSet
     package: ModuleType
     fill: Fill
     read_gb_s: float
+    samples: int = SAMPLES
     _seed: int = 0
 
-    def works(self, op: Op) -> list[Workload]:
-        """The workloads of an operation: a decode step and a prompt for what stores new tokens, else a batch that is read, or a
-        batch of states. Empty where kvgen bench does not know the operation."""
-        if op.kind not in KNOWN:
-            return []
-        if self.kernels.cache.states:
-            ones = (1,) * READS[0]
-            return [Workload(f"{len(ones)} states", ones, ones)]
-        lowered = lower(self.kernels.kv)
-        most = self.kernels.kv.page_tokens if lowered.kind.one_page else None
-        if op.kind not in STEP:
-            batch, tokens = READS
-            fits = tokens if most is None else min(tokens, most)
-            return [Workload(f"{batch} x {fits}", (fits,) * batch, (1,) * batch)]
-        found = []
-        for batch, tokens, new in STEPS:
-            fits = tokens if most is None else min(tokens, most)
-            found.append(Workload.uniform(batch, fits, min(new, fits)))
-        return found
-
-    def run(self, op: Op, work: Workload) -> Timed:
+    def run(self, op: Op, work: Workload, check: Check | None = None) -> Timed:
         """One launch of an operation in a workload: the median of samples, each a graph of launches that rotate over memory
-        of several times the L2 cache. Raises DeviceError, also where the device has too little memory."""
+        of several times the L2 cache. An operation whose bytes kvgen bench does not count has no rate (0). Raises DeviceError,
+        also where the device has too little memory. `check` looks at the last layer's arrays afterwards."""
         scene = Scene(self.kernels, self.package, work)
-        call, least = call_of(scene, op), self.least(op, work)
+        call, tables = prepared(scene, op)
+        least = self.least(op, work) if op.kind in KNOWN else 0
         layers = 1 if call.launcher.KERNEL.all_layers else LAYERS
-        each = sum(a.nbytes for a in _tensors(scene)) + layers * sum(a.nbytes for a in call.arrays.values())
+        each = _nbytes(scene) + layers * sum(a.nbytes for a in call.arrays.values())
         if call.source is not None:
-            each += layers * sum(a.nbytes for a in _tensors(call.source))
-        each += layers * sum(a.nbytes for its in call.keys.values() for a in _tensors(its))
+            each += layers * _nbytes(call.source)
+        each += layers * sum(map(_nbytes, call.keys.values()))
         room = self.gpu.free_bytes() // 2 // max(each, 1)
         if room < 1:
             raise DeviceError(
@@ -80,9 +67,11 @@ class Timer:
             )
         wanted = -(-L2_MULTIPLE * self.gpu.l2_bytes // (max(least, 1) * layers))
         copies = max(1, min(wanted, COPIES_AT_MOST, room))
-        kept: list[object] = []
-        launches = [launch for _ in range(copies) for launch in self._bound(scene, call, kept)]
-        timing = self.gpu.time(launches)
+        kept: list[tuple[Arrays, Arrays]] = []
+        launches = [launch for _ in range(copies) for launch in self._bound(scene, call, tables, kept)]
+        timing = self.gpu.time(launches, samples=self.samples)
+        if check is not None:
+            check(scene, *kept[-1])
         rate = least / timing.median / 1e3
         return Timed(
             work.name,
@@ -98,10 +87,10 @@ class Timer:
     def least(self, op: Op, work: Workload) -> int:
         """The fewest bytes that an operation must move in a workload of requests that are all alike: those of one request,
         weights apart, times the requests."""
-        one = Workload(work.name, work.totals[:1], work.new[:1])
+        one = Workload(work.name, work.totals[:1], work.new[:1], work.listed)
         pair = op.kind == "copy_pages" and len(work.totals) > 1
         if pair:  # a copy needs two pages
-            one = Workload(work.name, work.totals[:2], work.new[:2])
+            one = Workload(work.name, work.totals[:2], work.new[:2], work.listed)
         scene = Scene(self.kernels, self.package, one)
         call = call_of(scene, op)
         groups: dict[bool, int] = {True: 0, False: 0}
@@ -109,59 +98,87 @@ class Timer:
             groups[scene.group(name, call.launcher) == "weights"] += SECTOR * sectors
         return groups[True] + groups[False] * len(work.totals) // len(one.totals)
 
-    def _bound(self, scene: Scene, call: Call, kept: list[object]) -> list[Any]:
-        """A launch a layer, or one of all layers, over memory of its own."""
+    def _bound(
+        self, scene: Scene, call: Call, tables: Mapping[str, NDArray[Any]], kept: list[tuple[Arrays, Arrays]]
+    ) -> list[Any]:
+        """A launch a layer, or one of all layers, over memory of its own: the pools and the arguments that `kept` gets."""
         launcher = call.launcher
-        cache = self._cache(scene, self.package.Cache, call.counted_as, call.rows_each)
-        kept.append(cache)
+        pools = self._pools(scene)
+        cache = self._cache(pools, self.package.Cache, tables)
         found = []
         for layer in range(1 if launcher.KERNEL.all_layers else LAYERS):
-            given: dict[str, Any] = {name: self._argument(call, name, array) for name, array in call.arrays.items()}
+            given: Arrays = {name: self._argument(name, array) for name, array in call.arrays.items()}
             given |= call.numbers
             if isinstance(call.op, Convert) and call.source is not None:
                 source = getattr(self.package, call.op.source_class)
-                given["source"] = self._cache(call.source, source, call.kind, 1)[layer]
+                given["source"] = self._cache(self._pools(call.source), source, call.source.tables(call.kind))[layer]
             for name, its in call.keys.items():
                 given[name] = its.package.Cache(**self._pools(its))[layer]
             if hasattr(launcher, "workspace"):
                 given = planned(launcher, cache[layer], call.rows, given)
-            kept.append(given)
+            kept.append((pools, given))
             found.append(launcher.bind(cache if launcher.KERNEL.all_layers else cache[layer], **given))
         return found
 
-    def _pools(self, scene: Scene) -> dict[str, object]:
-        pools: dict[str, object] = {}
+    def _pools(self, scene: Scene) -> Arrays:
+        pools: Arrays = {}
         for name, pool in scene.pools.items():
             arrays = [self._random(name, a) for a in (pool if isinstance(pool, list) else [pool])]
             pools[name] = arrays if isinstance(pool, list) else arrays[0]
         return pools
 
-    def _cache(self, scene: Scene, kind: Any, op: str, rows: int) -> Any:
-        return kind(**self._pools(scene), **{name: self._upload(a) for name, a in scene.tables(op, rows).items()})
+    def _cache(self, pools: Arrays, kind: Any, tables: Mapping[str, NDArray[Any]]) -> Any:
+        return kind(**pools, **{name: self._upload(a) for name, a in tables.items()})
 
-    def _argument(self, call: Call, name: str, array: NDArray[Any]) -> GpuArray:
+    def _argument(self, name: str, array: NDArray[Any]) -> GpuArray:
         if kind_of(array) in _INDICES:
             return self._upload(array)
-        spec = next(p for p in call.launcher.KERNEL.arguments if p.name == name)
-        return self._random(name, array, typed=spec.access == "out")
+        return self._random(name, array)
 
-    def _random(self, name: str, like: NDArray[Any], *, typed: bool = False) -> GpuArray:
+    def _random(self, name: str, like: NDArray[Any]) -> GpuArray:
         """Random numbers, of scales small positive ones."""
         kind = kind_of(like)
         if kind not in FILLS:
             return self._upload(like)
-        memory = GpuBytes(-(-like.nbytes // 4) * 4, self.gpu.ordinal)  # the fill writes words of 4 bytes
+        memory = GpuBytes(-(-span(like) // 4) * 4, self.gpu.ordinal)  # the fill writes words of 4 bytes
         self._seed += 1
         scale = name.endswith(("scale", "scales")) and kind in SCALES
         self.fill(memory, f"{SCALE}{kind}" if scale else kind, self._seed)
-        return GpuArray(memory, memory.pointer, like.shape, kind, typed=typed)
+        return GpuArray(memory, memory.pointer, like.shape, kind, _strides(like))
 
     def _upload(self, host: NDArray[Any]) -> GpuArray:
-        memory = GpuBytes(host.nbytes, self.gpu.ordinal)
-        memory.write(np.ascontiguousarray(host).tobytes())
-        return GpuArray(memory, memory.pointer, host.shape, kind_of(host))
+        data = np.zeros(span(host), np.uint8)
+        np.ndarray(host.shape, host.dtype, data.data, strides=host.strides)[...] = host
+        memory = GpuBytes(len(data), self.gpu.ordinal)
+        memory.write(data.tobytes())
+        return GpuArray(memory, memory.pointer, host.shape, kind_of(host), _strides(host))
 
 
-def _tensors(scene: Scene) -> list[NDArray[Any]]:
-    """The arrays of all tensors."""
-    return [a for pool in scene.pools.values() for a in (pool if isinstance(pool, list) else [pool])]
+def _strides(array: NDArray[Any]) -> tuple[int, ...] | None:
+    """The strides of an array with gaps between its pages; None where it has none."""
+    return None if array.flags.c_contiguous else array.strides
+
+
+def works(kernels: KernelSet, op: Op) -> list[Workload]:
+    """The workloads that an operation is timed in: a decode step and a prompt for what stores new tokens, else a batch that is
+    read, or a batch of states. Empty where kvgen bench does not know the operation."""
+    if op.kind not in KNOWN:
+        return []
+    if kernels.cache.states:
+        ones = (1,) * READS[0]
+        return [Workload(f"{len(ones)} states", ones, ones)]
+    most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
+    if op.kind not in STEP:
+        batch, tokens = READS
+        fits = tokens if most is None else min(tokens, most)
+        return [Workload(f"{batch} x {fits}", (fits,) * batch, (1,) * batch)]
+    found = []
+    for batch, tokens, new in STEPS:
+        fits = tokens if most is None else min(tokens, most)
+        found.append(Workload.uniform(batch, fits, min(new, fits)))
+    return found
+
+
+def _nbytes(scene: Scene) -> int:
+    """Bytes that the tensors of a scene take, with the gaps between their pages."""
+    return sum(span(a) for pool in scene.pools.values() for a in (pool if isinstance(pool, list) else [pool]))

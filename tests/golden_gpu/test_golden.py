@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,11 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.gpu.cases import load as load_cases
-from benchmarks.gpu.correctness import compare_golden
-from benchmarks.gpu.correctness import run as run_case
+from benchmarks.gpu.golden import compare
 from benchmarks.gpu.packages import generated
-from kvgen.verify.memory import HostMemory
+from kvgen.spec.loader import load_folder
 from tests.golden_gpu import record
 from tests.golden_gpu.backends import CpuBackend
 from tests.golden_gpu.compare import Rule, Wanted, differences, lanes, values
@@ -25,19 +25,12 @@ from tests.golden_gpu.probe import Probe
 from tests.golden_gpu.probes import ROOT, probes, units
 
 RECORDED = sorted(p.parent for p in record.VECTORS.glob("*/probes.npz"))
-BY_NAME = {p.name: p for p in probes()}
-
-
-class Ptx(dict[str, str]):
-    """PTX by translation unit, compiled when it is asked for."""
-
-    def __missing__(self, name: str) -> str:
-        return self.setdefault(name, record.compiled(name, units()[name], "compute_90a").decode())
+BY_NAME = record.by_name()
 
 
 @pytest.fixture(scope="session")
 def machine() -> CpuBackend:
-    return CpuBackend(Ptx())
+    return CpuBackend(record.Ptx())
 
 
 # Against NumPy ------------------------------------------------------------------------------------------------------
@@ -243,6 +236,7 @@ def test_every_kernel_of_the_device_library_is_launched() -> None:
 
 # Where no GPU has answered yet, the summary says so.
 NOBODY = pytest.param(None, marks=pytest.mark.xfail(reason="no GPU has recorded vectors yet", strict=True))
+HOW = "benchmarks/run_gpu.py --section probes,correctness"
 
 
 def contradictions(folder: Path, name: str, machine: CpuBackend) -> Iterator[str]:
@@ -264,99 +258,72 @@ def contradictions(folder: Path, name: str, machine: CpuBackend) -> Iterator[str
 
 @pytest.mark.parametrize("folder", RECORDED or [NOBODY], ids=lambda f: f.name if f else "nobody")
 def test_the_cpu_machine_does_what_a_gpu_did(folder: Path | None, machine: CpuBackend) -> None:
-    assert folder is not None, "python -m tests.golden_gpu.record"
+    assert folder is not None, HOW
     machine.schedule = "ascending"
     recorded = record.vectors_of(folder / "probes.npz")[0]
     found = [line for name in recorded if name in BY_NAME for line in contradictions(folder, name, machine)]
     assert not found, "\n".join(found)
 
 
-def differing_cases(file: Path) -> list[str]:
-    """What contradicts in the golden cases of a generated set."""
-    cases = load_cases(file)
+def differing_cases(files: list[Path]) -> list[str]:
+    """The contradictions in recorded cases of generated kernels; their files are called <set>.<operation>.npz."""
+    sets = {s.kernels.name: s.kernels for s in load_folder(ROOT / "specs", ROOT)} if files else {}
     found = []
-    for case in cases.cases:
-        wrong, _ = compare_golden(case, cases.blobs, run_case(case, cases.blobs, generated(file.stem), HostMemory()))
-        found += [f"{case.op} {case.name}: {line}" for line in wrong]
+    for file in files:
+        name, _, op = file.stem.partition(".")
+        found += [f"{file.stem}: {line}" for line in compare(file, sets[name], generated(name), op)[0]]
     return found
 
 
 @pytest.mark.parametrize("folder", RECORDED or [NOBODY], ids=lambda f: f.name if f else "nobody")
 def test_generated_kernels_do_what_a_gpu_did(folder: Path | None) -> None:
-    assert folder is not None, "python -m tests.golden_gpu.record"
-    files = [f for f in sorted(folder.glob("*.npz")) if f.stem != "probes"]
-    found = [f"{file.stem}: {line}" for file in files for line in differing_cases(file)]
+    assert folder is not None, HOW
+    found = differing_cases([f for f in sorted(folder.glob("*.npz")) if f.stem != "probes"])
     assert not found, "\n".join(found)
 
 
-# The script ---------------------------------------------------------------------------------------------------------
+# The file ------------------------------------------------------------------------------------------------------------
 
-REHEARSED = "library_copy*"  # some of two units, of which another rehearsal has one
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("prepared")
-    record.prepare(folder, REHEARSED)
-    return folder
+KEPT = "library_copy*"  # probes of two units
 
 
-def test_a_rehearsal_on_the_cpu_machine(prepared: Path, tmp_path: Path, machine: CpuBackend) -> None:
-    """The recording of one GPU, as if the CPU machine were one; what it wrote is then compared, and compared damaged."""
-    assert record.main(["--run", str(prepared), str(tmp_path), "--cpu", "--only", REHEARSED]) == 0
-    folder = tmp_path / "cpu_machine"
-    vectors, facts = record.vectors_of(folder / "probes.npz")
-    names = [p.name for p in probes() if fnmatch(p.name, REHEARSED)]
-    assert list(vectors) == names and facts["device"] == "cpu_machine" and not facts["failed"]
+def test_what_a_gpu_answered_is_kept(tmp_path: Path, machine: CpuBackend) -> None:
+    """As if the CPU machine were a GPU: the parts of its probes become one file, which is then compared, and compared damaged."""
     machine.schedule = "ascending"
-    assert not [line for name in names for line in contradictions(folder, name, machine)]
+    names = [p.name for p in probes() if fnmatch(p.name, KEPT)]
+    for name in names:
+        record.save_part(tmp_path / f"{name}.npz", record.run_probe(BY_NAME[name], machine))
+    record.joined({name: tmp_path / f"{name}.npz" for name in names}, "cpu_machine", tmp_path / "probes.npz")
+    vectors, facts = record.vectors_of(tmp_path / "probes.npz")
+    assert list(vectors) == names and facts["device"] == "cpu_machine" and len(facts["units"]) > 1
+    assert not [line for name in names for line in contradictions(tmp_path, name, machine)]
     vectors["library_copy"]["out/after"][77] ^= 4
-    record.save(folder / "probes.npz", vectors, facts | {"units": {}})
-    (line,) = contradictions(folder, "library_copy", machine)
+    record.save(tmp_path / "probes.npz", vectors, facts | {"units": {}})
+    (line,) = contradictions(tmp_path, "library_copy", machine)
     assert line.startswith("library_copy.out[77]: 0x") and line.endswith("(recorded with other text)")
 
 
-def test_what_was_prepared_from_other_text_is_refused(
-    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "units", lambda: dict.fromkeys(units(), ""))
-    with pytest.raises(SystemExit, match="was prepared from another text"):
-        record.run(prepared, tmp_path, "*", cpu=True)
-
-
-def test_a_probe_that_breaks_leaves_the_others(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that dies is started again behind the probe that killed it."""
-    started, machine = [], CpuBackend(Ptx())
-
-    def start(prepared: Path, parts: Path, names: list[str], *, cpu: bool) -> str:
-        started.append(list(names))
-        for name in names:
-            if name == "library_copy":
-                return "context lost"
-            record.save_part(parts / f"{name}.npz", record.run_probe(BY_NAME[name], machine))
-        return ""
-
-    monkeypatch.setattr(record, "_start", start)
-    assert record.run(prepared, tmp_path, REHEARSED, cpu=True) == 1
-    vectors, facts = record.vectors_of(tmp_path / "unknown" / "probes.npz")
-    assert facts["failed"] == {"library_copy": "context lost"} and len(started) == 2
-    assert set(vectors) == {p.name for p in probes() if fnmatch(p.name, REHEARSED)} - {"library_copy"}
-
-
-def test_the_gpu_path_through_the_bindings(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_gpu_path_through_the_bindings(tmp_path: Path) -> None:
     """On a libcuda whose launches do nothing: all else is as on a GPU, tensor maps (of units tma and tiles) included."""
     library = tmp_path / "libcuda.so.1"
     source = Path(__file__).parents[1] / "support" / "fake_gpu.c"
-    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
-    subprocess.run(command, check=True)
-    prepared = tmp_path / "prepared"
-    record.prepare(prepared, "*_2d*")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-        assert record.main(["--run", str(prepared), str(tmp_path)]) == 1, "nothing was computed"
-    vectors, facts = record.vectors_of(tmp_path / "fake_gpu" / "probes.npz")
-    assert not facts["failed"] and set(vectors) == {p.name for p in probes() if p.unit in ("tma", "tiles")}
-    for own in vectors.values():
-        for name, array in own.items():
-            if name.endswith("/after"):
-                assert array.tobytes() == own[name.replace("/after", "/before")].tobytes()
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    (tmp_path / "cubins").mkdir()
+    asked = [p.name for p in probes() if fnmatch(p.name, "*_2d*")]
+    for unit in {BY_NAME[name].unit for name in asked}:
+        (tmp_path / "cubins" / f"{unit}.cubin").write_bytes(record.compiled(unit, units()[unit], "sm_90a"))
+    code = f"""
+from pathlib import Path
+from tests.golden_gpu import record
+backend = record.backend(Path({str(tmp_path / "cubins")!r}), 0)
+assert backend.name() == "fake_gpu"
+for name in {asked}:
+    arrays = record.run_probe(record.by_name()[name], backend)
+    assert list(record.against_numpy(record.by_name()[name], arrays)), "nothing was computed"
+    for array in arrays:
+        if array.endswith("/after"):
+            assert arrays[array].tobytes() == arrays[array.replace("/after", "/before")].tobytes()
+"""
+    environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and len(asked) > 1, done.stderr

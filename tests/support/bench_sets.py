@@ -8,7 +8,7 @@ from typing import Final
 
 NAMES: Final = ("llama", "qwen", "qkv", "padded", "mla", "mla_row", "mrope", "fp8", "window")
 # Those whose kernels are compiled and run: one of every operation, of quantized and latent rows, of padded rows, K beside q,
-# given positions, norms, biases and RoPE in both styles (tests/test_run_gpu_fused.py counts them); in a campaign all.
+# given positions, norms, biases and RoPE in both styles (tests/verify/test_families.py counts them); in a campaign all.
 FEWER: Final = ("llama", "qwen", "padded", "mla_row", "mrope", "fp8")
 RUN: Final = NAMES if "KVGEN_FAMILY" in os.environ else FEWER
 SPEC: Final = '''"""Fused appends, and operations beside them."""

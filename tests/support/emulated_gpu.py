@@ -77,8 +77,9 @@ class EmulatedDriver:
         return None
 
     def _bytes(self, pointer: int, nbytes: int) -> Any:
-        raw, size = self.memory[pointer]
-        assert nbytes <= size
+        begin = max(start for start in self.memory if start <= pointer)
+        raw, size = self.memory[begin]
+        assert pointer + nbytes <= begin + size
         start = pointer - raw.ctypes.data
         return raw[start : start + nbytes]
 

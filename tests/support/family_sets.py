@@ -13,8 +13,8 @@ NAMES: Final = (
     *("cast", "given", "channels", "per_head", "per_token", "groups", "own", "nv", "tiles", "mixed", "kivi", "blocks"),
     *("latent", "latent_cast", "latent_row", "latent_rope"),
 )
-# Those whose kernels are compiled and run: one of every kind of tensor, codes, scales and operation (tests/test_run_gpu_family.py
-# counts them); in a campaign all.
+# Those whose kernels are compiled and run: one of every kind of tensor, codes, scales and operation
+# (tests/verify/test_families.py counts them); in a campaign all.
 FEWER: Final = ("cast", "given", "groups", "own", "tiles", "kivi", "blocks", "latent_row", "latent_rope")
 RUN: Final = NAMES if "KVGEN_FAMILY" in os.environ else FEWER
 SPEC: Final = '''"""Every way to store a cache."""

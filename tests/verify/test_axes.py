@@ -462,7 +462,7 @@ def test_other_strides_are_right(name: str, op: str) -> None:
         case = case_of(found.kernels, operation, found.package, plan.workload, 0)
         params = case.call.launcher.KERNEL.params
         found.memory = memory = Relaid(given_of(case), any(isinstance(p, PoolMap) for p in params))
-        result = found._case(operation, plan, None)
+        result = found.case(operation, plan)
     assert result.wrong == () and result.reported == result.expected
     assert memory.moved
 

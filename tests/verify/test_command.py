@@ -143,6 +143,10 @@ def test_a_set_that_nothing_here_runs(folder: Folder) -> None:
     assert "3 kernel(s), 0 launches, 0 of them on hostile data, 3 kernel(s) not run: all right" in done.stdout
 
 
+def test_patience_is_a_second_at_least(folder: Folder) -> None:
+    assert "got 0; it must be at least 1" in folder.kvgen("verify", "--gpu", "--patience", "0", code=2).stderr
+
+
 def test_no_gpu(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> Any:
         raise DeviceError("cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver")
@@ -163,7 +167,7 @@ def test_a_set_that_was_not_built(folder: Folder) -> None:
 
 
 def test_a_report_that_cannot_be_written(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb, "_run", lambda *_: [])
+    monkeypatch.setattr(verb, "_on_cpu", None)  # nothing runs
     said = folder.kvgen("verify", "--json", "nowhere/r.json", code=2).stderr
     assert said.startswith("error: --json: nowhere/r.json is in no folder; make nowhere, or ")
     (folder.root / "r.json").symlink_to(folder.root.parent / "outside.json")

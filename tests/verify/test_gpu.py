@@ -7,25 +7,32 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from kvgen.bench import Workload
+from kvgen.cli import verify_gpu
 from kvgen.cli.project import generated
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import build
+from kvgen.errors import DeviceError
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.tensor_map import encode
 from kvgen.spec.loader import load_file
 from kvgen.verify import timing
-from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, bandwidth_unit, filler, read_bandwidth
-from kvgen.verify.calibrate import calibrate, calibrate_unit
+from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, Reading, bandwidth_unit, filler, read_bandwidth
+from kvgen.verify.batches import batches
+from kvgen.verify.calibrate import Calibration, calibrate, calibrate_unit
 from kvgen.verify.memory import GpuMemory
 from kvgen.verify.probe import SMALL, GpuMachine
 from kvgen.verify.probes import PROBES
-from kvgen.verify.run import Verifier
-from kvgen.verify.timing import Timer
+from kvgen.verify.results import KernelResult, Timed
+from kvgen.verify.run import Plan, Verifier
+from kvgen.verify.supervisor import Answer, Item
+from kvgen.verify.timing import Timer, works
 from tests.support.emulated_gpu import EmulatedDriver, use_emulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,9 +53,9 @@ def test_device_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for op in kernels.ops:
             result = verifier.run(op)
             assert result.status == "ok", [c.wrong for c in result.cases]
-            works = timer.works(op)
-            assert [w.name for w in works] == (["3 x 40, 1 new", "1 x 20"] if op.kind == "append" else ["2 x 40"])
-            for work in works[:1]:
+            found_works = works(kernels, op)
+            assert [w.name for w in found_works] == (["3 x 40, 1 new", "1 x 20"] if op.kind == "append" else ["2 x 40"])
+            for work in found_works[:1]:
                 found = timer.run(op, work)
                 assert found.us == found.us_least == 1.0  # as the emulated GPU has it
                 assert found.gb_s == pytest.approx(found.nbytes / 1e3)
@@ -117,11 +124,12 @@ def fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_through_the_bindings(fake_cuda: Path, tmp_path: Path) -> None:
-    """Every driver call of the command; kernels that do nothing are wrong, and are timed."""
+    """Every driver call of the command; kernels that do nothing are wrong, and are timed. One that never returns costs the case,
+    and its time."""
     files = {name: tmp_path / name for name in ("r.json", "i.md")}
     command = [sys.executable, "-m", "kvgen", "verify", "layout_f32", "--gpu", "--quick"]
-    command += ["--json", str(files["r.json"]), "--issue", str(files["i.md"])]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_cuda)}
+    command += ["--json", str(files["r.json"]), "--issue", str(files["i.md"]), "--patience", "1"]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_cuda), "FAKE_FAULTS": "layout_f32_gather:2=hang"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.startswith("Fake GPU: 1 set(s)\ncalibration: 2 figures in ")
@@ -134,8 +142,11 @@ def test_through_the_bindings(fake_cuda: Path, tmp_path: Path) -> None:
     ) - 1
     (only,) = found["sets"]
     assert [k["kernel"] for k in only["kernels"]] == ["append", "gather", "decode"] and only["arch"] == "sm_90a"
+    hung = only["kernels"][1]
+    assert hung["cases"][1]["wrong"] == ["no answer after 1 s"] and hung["why"] == "not timed: no answer after 3.75 s"
     for kernel in only["kernels"]:
-        assert kernel["status"] == "wrong" and len(kernel["cases"]) == 2 and len(kernel["timed"]) == 1
+        assert kernel["status"] == "wrong" and len(kernel["cases"]) == 2
+    for kernel in (k for k in only["kernels"] if k is not hung):
         (timed,) = kernel["timed"]
         assert timed["gb_s"] == pytest.approx(timed["nbytes"] / timed["us"] / 1e3)
         assert timed["percent"] == pytest.approx(100 * timed["gb_s"] / found["read_gb_s"])
@@ -143,6 +154,36 @@ def test_through_the_bindings(fake_cuda: Path, tmp_path: Path) -> None:
     assert text.startswith("GPU report: Fake GPU, kvgen ") and "3 of 3 kernels wrong" in text.splitlines()[0]
     assert "- calibration, instructions: calibrate_fma: steps: got 0 " in text
     assert "| read bandwidth, measured | " in text and str(tmp_path) not in text and str(ROOT) not in text
+
+
+def test_what_was_measured_stays_when_the_gpu_is_lost() -> None:
+    """No process can start any more: the case that could not run is wrong, later kernels are not run, and a time is missing."""
+
+    time = Timed("3 x 40", 1.0, 1.0, 1, 1.0, 1.0, 1, True)
+
+    class Children:
+        def run(self, items: Sequence[Item]) -> Iterator[Answer]:
+            for item in items:
+                if item.key[-1] == "1":
+                    raise DeviceError("got CUDA_ERROR_UNKNOWN")
+                yield Answer(item, (), asdict(time) if item.key[0] == "time" else {}, 0.1)
+
+    kernels = load_file(ROOT / "specs" / "layout_f32.py", "specs/layout_f32.py")[0].kernels
+    plans = [Plan(work, None) for work in batches(kernels, kernels.ops[0], quick=False)[:3]]
+    gpu, how = verify_gpu.OnGpu({}, Calibration((), (), 0.0), (Reading(1, 1.0),)), verify_gpu.How(False, 0, 8)
+
+    def run(cases: int) -> KernelResult:
+        kernel = verify_gpu._Kernel(kernels.ops[0], KernelResult("append", "append"), plans[:cases], 2)
+        return verify_gpu._kernel(Children(), "layout_f32", kernel, gpu, how)  # type: ignore[arg-type]
+
+    found = run(3)
+    assert [c.wrong for c in found.cases] == [(), ("no process can use the GPU any more: got CUDA_ERROR_UNKNOWN",)]
+    assert found.status == "wrong" and gpu.lost == "got CUDA_ERROR_UNKNOWN"
+    found = run(3)
+    assert found.status == "not run" and found.why == "not run: the GPU was lost before (got CUDA_ERROR_UNKNOWN)"
+    gpu.lost = ""
+    found = run(1)
+    assert found.status == "ok" and found.timed == [time] and found.why == "not timed: got CUDA_ERROR_UNKNOWN"
 
 
 @pytest.mark.gpu
