@@ -43,11 +43,16 @@ SELECTOR: Final = "SELECTOR is SET or SET/OP, with globs: llama3_8b, 'qwen*', '*
 
 
 class Verb(TyperCommand):
-    """A verb whose usage line names a required argument as it is: DIR, where newer versions of typer have {DIR}."""
+    """A verb whose usage line names its arguments as DIR, [SELECTOR] or SELECTOR..., where versions of typer differ."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind `kvgen VERB`."""
-        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+        pieces = [str(self.options_metavar)]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                word = str(param.metavar) if param.required else f"[{param.metavar}]"
+                pieces.append(word if param.nargs == 1 else f"{word}...")
+        return pieces
 
 
 class Verbs(TyperGroup):

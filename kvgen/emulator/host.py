@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ _FLAGS = (
 _RUNTIME_FLAGS = ("-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-O2", "-frounding-math")
 # The runtime brings the C library along: to look for it again is most of a small kernel's linking.
 _TCC_FLAGS = ("-w", "-shared", "-nostdlib", "-Wl,-rpath=$ORIGIN")
+_GNU_STACK, _GNU_RELRO, _READ, _WRITE = 0x6474E551, 0x6474E552, 4, 2  # of ELF's program headers
 _KERNEL_FLAGS = ("-std=gnu11", "-x", "c", "-fno-plt", "-nostdlib", "-Wl,-rpath,$ORIGIN", "-shared")
 
 
@@ -186,12 +188,30 @@ class Built:
     kernels: list[KernelFacts]
 
 
+def _without_executable_stack(made: Path) -> None:
+    """Say in a shared object of TCC that it needs no executable stack, in the place of what it makes read-only once it is loaded.
+
+    Without a word on it one is assumed, which glibc 2.41 and later refuse to give to a process that runs.
+    """
+    data = bytearray(made.read_bytes())
+    if data[:5] != b"\x7fELF\x02":
+        return
+    (start,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    for at in range(start, start + size * count, size):
+        if struct.unpack_from("<I", data, at) == (_GNU_RELRO,):
+            struct.pack_into("<IIQQQQQQ", data, at, _GNU_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16)
+            break
+    made.write_bytes(data)
+
+
 def _compile_kernel(text: str, mode: Mode, common: Sequence[str], runtime: Path, made: Path) -> None:
     """C to the shared object `made`: by TCC in check mode, unless it needs integers of 128 bits, which TCC has not."""
     tcc = tcc_path() if mode == "check" and "u128" not in text else None
     if tcc is not None:
         helpers = Path(tcc).parents[1] / "lib" / "tcc" / "libtcc1.a"  # alloca, conversions of 64-bit integers
         _compile([tcc, *_TCC_FLAGS, *common], text, made, [str(helpers), str(runtime)])
+        _without_executable_stack(made)
     else:
         level = "-O0" if mode == "check" else "-Og"
         flags = (*_FLAGS, *_cpu_flags(), level, *_KERNEL_FLAGS)

@@ -208,7 +208,6 @@ class CudaDriver:
     def __init__(self) -> None:
         try:
             api: Any = importlib.import_module("cuda.bindings.driver")
-            not_found: Any = importlib.import_module("cuda.pathfinder").DynamicLibNotFoundError
         except ImportError as error:
             raise DeviceError(
                 f"cuda: {error}; device arrays need the cuda-bindings package; pip install cuda-python"
@@ -219,7 +218,7 @@ class CudaDriver:
         self._capabilities: dict[int, tuple[int, int]] = {}
         try:
             self._call("cuInit", 0)
-        except not_found as error:
+        except RuntimeError as error:  # cuda.bindings, of a library that it cannot find or load
             raise DeviceError(
                 "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; host arrays run on the CPU "
                 "machine"

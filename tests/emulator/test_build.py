@@ -203,7 +203,7 @@ WIDE = "{ .reg .b128 %q; mov.b128 %q, {%rd0, %rd0}; mov.b128 {%rd1, %rd0}, %q; }
     ids=["check", "fast", "128 bits"],
 )
 def test_which_compiler_makes_a_kernel(
-    mode: host.Mode, body: str, tcc: bool, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+    mode: host.Mode, body: str, tcc: bool, monkeypatch: pytest.MonkeyPatch, own_cache: Path, check_cache: Path
 ) -> None:
     """TCC in check mode; the compiler of the runtime for registers of 128 bits, in fast mode, and where there is no TCC."""
     real, used = host._compile, []
@@ -211,6 +211,16 @@ def test_which_compiler_makes_a_kernel(
     for found, expected in ((host.tcc_path(), tcc), (None, False)):
         monkeypatch.setattr(host, "tcc_path", lambda found=found: found)
         out = np.array([4], np.uint32)
-        run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=own_cache), "k", out, block=1)
+        cache = check_cache if mode == "check" else own_cache
+        run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=cache), "k", out, block=1)
         assert out[0] == 7
         assert used.pop() == (str(found) if expected else host._host_compiler())
+
+
+def test_a_kernel_of_tcc_needs_no_executable_stack(check_cache: Path) -> None:
+    """Newer C libraries refuse to load an object that does not say so."""
+    emulator.build([HEADER + entry("k", ADD.format(3))], mode="check", cache_dir=check_cache)
+    (made,) = (p for p in check_cache.glob("*.so") if not p.name.startswith("runtime"))
+    headers = subprocess.run(["readelf", "-lW", str(made)], capture_output=True, text=True, check=True).stdout
+    (stack,) = (line.split() for line in headers.splitlines() if "GNU_STACK" in line)
+    assert stack[6] == "RW"

@@ -203,6 +203,7 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     result = invoke(*arguments)
 
     said = result.stderr.replace(str(root.resolve()), "<project>").replace(str(tmp_path.resolve()), "<above>")
+    said = said.replace(" --help' for help.", " -h' for help.")  # older versions of typer
     said = said.replace(installed(), "<nvrtc>")
     if os.environ.get("KVGEN_UPDATE_GOLDEN") == "1":
         path.write_text(write_case(dataclasses.replace(case, stderr=said)), encoding="utf-8")

@@ -266,15 +266,17 @@ def test_a_machine_without_the_driver_package_says_what_to_install(monkeypatch: 
 
 
 def test_a_machine_without_libcuda_points_to_the_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda.bindings 13.0 raises a RuntimeError, newer versions cuda.pathfinder's class, which is one."""
     api: Any = pytest.importorskip("cuda.bindings.driver")
     pathfinder: Any = pytest.importorskip("cuda.pathfinder")
+    for error in (RuntimeError("Failed to dlopen libcuda.so.1"), pathfinder.DynamicLibNotFoundError("no libcuda")):
 
-    def absent(flags: int) -> None:
-        raise pathfinder.DynamicLibNotFoundError("no libcuda")
+        def absent(flags: int, error: Exception = error) -> None:
+            raise error
 
-    monkeypatch.setattr(api, "cuInit", absent)
-    with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*host arrays run on the CPU machine"):
-        cuda.CudaDriver()
+        monkeypatch.setattr(api, "cuInit", absent)
+        with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*host arrays run on the CPU machine"):
+            cuda.CudaDriver()
 
 
 def test_the_driver_launches_in_the_devices_context_and_leaves_the_callers(in_fake_cuda: Callable[[str], str]) -> None:
