@@ -375,7 +375,7 @@ def _decodes_latent(one: _Set, arch: Sequence[str]) -> frozenset[str]:
     forms: dict[tuple[float, bool, bool], list[LayerFacts]] = {}
     for kind in one.kinds:
         if kind.mla is not None:
-            forms.setdefault((kind.scale, kind.sinks, kind.indexer), []).append(kind)
+            forms.setdefault((kind.scale, kind.sinks, kind.indexer is not None), []).append(kind)
     found: list[str] = []
     for (scale, sinks, picked), kinds in forms.items():
         asked: dict[str, Any] = {"sparse": True} if picked else {"split": "balanced"}
