@@ -695,7 +695,9 @@ def _merged(
     place: dict[tuple[Any, ...], int] = {}
     for key, fact in facts.items():
         alike = [getattr(fact, field) for field in _COMPARED]
-        same = next((i for i, other in enumerate(kinds) if alike == [getattr(other, field) for field in _COMPARED]), None)
+        same = next(
+            (i for i, other in enumerate(kinds) if alike == [getattr(other, field) for field in _COMPARED]), None
+        )
         if same is not None and (fact.cache or kinds[same].kind == fact.kind):
             place[key] = same
         else:
