@@ -71,15 +71,17 @@ def recorded(kernel: Kernel, tile: Tile | None) -> dict[str, int]:
 
 
 def replayed(kernel: Kernel, device: Device, placement: Placement = "worst") -> Replay | None:
-    """`kernel.replay` with these figures, which the cache knows until a module of kvgen.cycles changes."""
+    """`kernel.replay` with these figures. The cache knows it until a module of kvgen.cycles changes; from which text the same
+    machine code was compiled does not matter."""
     from kvgen.compile import default_cache
     from kvgen.cycles.core import Replay, Trip
 
-    roles, _ = kernel.roles
+    roles, mbarriers = kernel.roles
     if not roles:
         return None
     figures = {name: parameter.value for name, parameter in device.parameters()}
-    key = hashlib.sha256(f"replay {_modules()} {kernel} {figures} {placement}".encode()).digest()
+    warps = f"{roles} {mbarriers} {kernel.blocks}"
+    key = hashlib.sha256(f"replay {_modules()} {warps} {figures} {placement}".encode()).digest()
     known = default_cache().get(key)
     if known is not None:
         fields = json.loads(known)
