@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.cli.conftest import Folder
+from tests.docs.blocks import run
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
@@ -33,27 +30,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return folder
 
 
-# Each as `python PROGRAM` runs it, in a process that has kvgen and NumPy already: what it raises, by its name.
-RUNNER: Final = """
-import json, runpy, sys, traceback
-raised = {}
-for program in sys.argv[1:]:
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except BaseException:
-        raised[program] = traceback.format_exc()
-print(json.dumps(raised))
-"""
-
-
 @pytest.fixture(scope="module")
 def raised(project: Folder) -> dict[str, str]:
     """What the programs of the page that do not end well raise."""
-    command = [sys.executable, "-c", RUNNER, *PROGRAMS, "refused.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    found, _ = run(project.root, *PROGRAMS, "refused.py")
     return found
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 from tests.cli.conftest import Folder
+from tests.docs.blocks import run
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = (ROOT / "docs" / "calling.md").read_text(encoding="utf-8")
@@ -25,11 +23,10 @@ def test_its_programs_run(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     Folder(tmp_path).kvgen("build")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    said = ""
+    said: list[str] = []
     for program in PROGRAMS:
-        done = subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        said += done.stdout
+        raised, printed = run(tmp_path, program)
+        assert not raised, raised[program]
+        said += printed.splitlines()
     comments = re.findall(r"^print\(.*\)  # (.*)$", PAGE, re.MULTILINE)
-    assert said.splitlines() == comments
+    assert said == comments

@@ -80,11 +80,11 @@ def examine(
     causal: float | None = None,
 ) -> Examined:
     """Replay a kernel at both latencies, and at both ends of all figures; and the launch of a batch, if there is one."""
-    from kvgen.cli.cycles_of import trip_bytes
+    from kvgen.cli.cycles_of import replayed, trip_bytes
     from kvgen.cycles.core import latencies
     from kvgen.cycles.launch import launch
 
-    runs = {cycles: kernel.replay(latencies(device, cycles)) for cycles in LATENCIES}
+    runs = {cycles: replayed(kernel, latencies(device, cycles)) for cycles in LATENCIES}
     first = runs[LATENCIES[0]]
     trips = {cycles: run.trip().cycles for cycles, run in runs.items() if run is not None}
     budget = reachable = tflops = None
@@ -170,7 +170,9 @@ class Mixed:
 
 
 def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
-    run = kernel.replay(device, placement)
+    from kvgen.cli.cycles_of import replayed
+
+    run = replayed(kernel, device, placement)
     assert run is not None
     return run.trip().cycles
 

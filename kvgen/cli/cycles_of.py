@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvgen.bench.tiles import Tile
     from kvgen.compile import Image
+    from kvgen.cycles.core import Placement, Replay
+    from kvgen.cycles.device import Device
     from kvgen.cycles.kernel import Kernel
     from kvgen.plan.kernel import KernelPlan
 
@@ -68,6 +70,28 @@ def recorded(kernel: Kernel, tile: Tile | None) -> dict[str, int]:
     return found
 
 
+def replayed(kernel: Kernel, device: Device, placement: Placement = "worst") -> Replay | None:
+    """`kernel.replay` with these figures. The cache knows it until a module of kvgen.cycles changes; from which text the same
+    machine code was compiled does not matter."""
+    from kvgen.compile import default_cache
+    from kvgen.cycles.core import Replay, Trip
+
+    roles, mbarriers = kernel.roles
+    if not roles:
+        return None
+    figures = {name: parameter.value for name, parameter in device.parameters()}
+    warps = f"{roles} {mbarriers} {kernel.blocks}"
+    key = hashlib.sha256(f"replay {_modules()} {warps} {figures} {placement}".encode()).digest()
+    known = default_cache().get(key)
+    if known is not None:
+        fields = json.loads(known)
+        return Replay(tuple(Trip(**trip) for trip in fields["trips"]), fields["issue"], fields["slots"])
+    run = kernel.replay(device, placement)
+    assert run is not None
+    default_cache().put(key, json.dumps(asdict(run)).encode())
+    return run
+
+
 @functools.cache
 def _modules() -> str:
     """A digest of the modules that examine kernels."""
@@ -85,10 +109,10 @@ def _examined(kernel: Kernel, tile: Tile | None) -> dict[str, int]:
 
     found = asdict(kernel.facts)
     device = reference(kernel.arch)
-    run = kernel.replay(device) if device else None
+    run = replayed(kernel, device) if device else None
     if device is None or run is None:
         return found
-    loaded = kernel.replay(latencies(device, device.ldg.high))
+    loaded = replayed(kernel, latencies(device, device.ldg.high))
     assert loaded is not None
     found |= {"trip_cycles": round(run.trip().cycles), "trip_cycles_loaded": round(loaded.trip().cycles)}
     found |= {"trip_slots": round(run.slots), "bytes_in_flight": kernel.in_flight}

@@ -50,6 +50,8 @@ _LATENCIES: Final[Mapping[str, str]] = {
 }
 _HMMA: Final = {"16816": 4096, "1688": 2048}
 _WARPGROUP_PRODUCTS: Final = frozenset(("HGMMA", "QGMMA", "IGMMA", "BGMMA"))
+_MEETING: Final = frozenset(("BAR", "SYNCS", "ARRIVES", "UTMALDG", "UBLKCP"))
+_KINDS: Final[Mapping[str, Literal["copy", "group"]]] = {"LDGSTS": "copy", "LDGDEPBAR": "group"}
 
 
 class ReplayError(ToolError):
@@ -173,12 +175,30 @@ class _Named:
             self.done.append(max(at, self.done[-1] if self.done else 0.0))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A word of a trip, and what the device table says of it: worked out once, for a run issues each thousands of times."""
+
+    word: Word
+    pipe: str  # "" for none
+    interval: float  # that the pipe is taken for
+    memory: bool
+    shared: float  # cycles of shared memory
+    latency: float  # until its result is there
+    stall: int
+    branch: float  # the least it takes the warp
+    asks: bool  # whether it waits for a scoreboard or a group
+    meets: bool  # whether it is a barrier's or a bulk copy's
+    kind: Literal["product", "copy", "group", ""]
+
+
+@dataclass(slots=True, eq=False)
 class _Warp:
     role: Role
     block: int
     number: int
     core: int
+    steps: Sequence[_Step]
     ready: float = 0.0  # by its own stall counts
     at: int = 0
     trip: int = 0
@@ -191,7 +211,8 @@ class _Warp:
     blocked: _Named | None = None
     phase: int = 0
     since: float = 0.0  # when it was blocked
-    own: tuple[float, list[tuple[str, float]]] | None = None  # _own, since its last instruction
+    own: tuple[float, Sequence[tuple[str, float]]] | None = None  # _own, since its last instruction
+    span: _Span = field(init=False)
 
     @property
     def word(self) -> Word:
@@ -210,6 +231,8 @@ class _Span:
         self.role, self.warps = role, warps
         self.begin: float | None = None
         self.end: float | None = None
+        for warp in warps:
+            warp.span = self
         self.trips = 0.0
         self.waits: Counter[str] = Counter()
 
@@ -260,8 +283,9 @@ class _Multiprocessor:
         self.depth = int(device.mio_queue.value)
         self.cores = [_Core() for _ in range(SUB_CORES)]
         self.warps: list[_Warp] = []
+        steps = [_steps(role.trip, self.value) for role in roles]
         for block, r, number, core in placed(roles, blocks, how):
-            warp = _Warp(roles[r], block, number, core, ready=skew * len(self.warps))
+            warp = _Warp(roles[r], block, number, core, steps[r], ready=skew * len(self.warps))
             self.warps.append(warp)
             self.cores[core].warps.append(warp)
         self.block_warps = sum(role.warps for role in roles)
@@ -270,18 +294,18 @@ class _Multiprocessor:
         self.accesses = 0.0  # cycles of shared memory since the last product of a warpgroup
         self.groups: dict[tuple[int, int], list[float]] = {}  # when their products were done
         self.spans = [_Span(role, [w for w in self.warps if w.role is role]) for role in roles]
-        self.span = {id(w): span for span in self.spans for w in span.warps}
         self.named: dict[tuple[int, str], _Named] = {}
         self.mbarriers = mbarriers
         self.heap: list[tuple[float, int]] = []
         self.now = 0.0
-        self.costs = {id(w): _cost(w) for role in roles for w in role.trip}
 
     # ------------------------------------------------------------------------------------------------------------- the clock
 
     def run(self) -> Replay:
         self.heap = [(0.0, c) for c, core in enumerate(self.cores) if core.warps]
-        while self.heap and any(span.end is None for span in self.spans):
+        most = [_AHEAD * core.warps[-1].role.trips if core.warps else 0 for core in self.cores]
+        left = list(self.spans)
+        while self.heap:
             now, c = heapq.heappop(self.heap)
             core = self.cores[c]
             if now < core.free:
@@ -290,8 +314,12 @@ class _Multiprocessor:
             self.now = now
             if again is not None:
                 heapq.heappush(self.heap, (again, c))
-            if core.warps[-1].trip > _AHEAD * core.warps[-1].role.trips:
+            if core.warps[-1].trip > most[c]:
                 break
+            if left[0].end is not None:
+                left = [span for span in left if span.end is None]
+                if not left:
+                    break
         # A block that others leave no issue slot waits for its own warps, which get none.
         starved = {w.block for w in self.warps if not w.blocked and w.trip < _BEGUN}
         late = [
@@ -311,107 +339,107 @@ class _Multiprocessor:
         return Replay(tuple(span.result() for span in self.spans), busiest.issued / self.now, slots)
 
     def _step(self, core: _Core, now: float) -> float | None:
-        """Issue an instruction if a warp can; when to look again, None where only another warp's doing can help."""
+        """Issue an instruction if a warp can: of the one that issued last, else of the youngest; when to look again, None where
+        only another warp's doing can help."""
         soonest: float | None = None
-        can: list[tuple[_Warp, float, list[tuple[str, float]]]] = []
+        chosen: _Warp | None = None
+        pipes, last, full = core.pipes, core.last, len(core.queue) >= self.depth
         for warp in core.warps:
             if warp.blocked is not None:
                 continue
-            at, whys = self._earliest(core, warp)
-            if at <= now:
-                can.append((warp, at, whys))
-            elif soonest is None or at < soonest:
-                soonest = at
-        if not can:
-            return soonest
-        last = core.last
-        chosen = next((x for x in can if x[0] is last), None)
+            own = warp.own
+            if own is None:
+                own = warp.own = _own(warp)
+            at, step = own[0], warp.steps[warp.at]
+            if step.memory and full:
+                at = max(at, self._queued(core, at))
+            elif step.pipe:
+                free = pipes.get(step.pipe, 0.0)
+                if free > at:
+                    at = free
+            if at > now:
+                if soonest is None or at < soonest:
+                    soonest = at
+            elif chosen is not last or chosen is None:
+                chosen = warp
         if chosen is None:
-            chosen = can[-1]
-        warp, at, whys = chosen
-        since = warp.ready
-        for why, until in [*whys, ("issue: other warps", now)]:
-            if until > since:
-                self.span[id(warp)].waited(why, until - since)
-                since = until
-        self._issue(core, warp, now)
+            return soonest
+        since, span = chosen.ready, chosen.span
+        if now > since and span.begin is not None and span.end is None:
+            for why, until in self._whys(core, chosen, now):
+                if until > since:
+                    span.waits[why] += until - since  # type: ignore[assignment]  # a Counter of floats
+                    since = until
+        self._issue(core, chosen, now)
         core.free = now + 1
         core.issued += 1
         return core.free
 
-    def _earliest(self, core: _Core, warp: _Warp) -> tuple[float, list[tuple[str, float]]]:
-        """When the warp's next instruction can issue as far as is known, and what it waits for until when."""
-        if warp.own is None:
-            warp.own = _own(warp)
+    def _queued(self, core: _Core, at: float) -> float:
+        """When the full queue of memory instructions has room for one that could issue at `at`."""
+        busy = [t for t in core.queue if t > at]
+        over = len(busy) - self.depth
+        return busy[over] if over >= 0 else 0.0
+
+    def _whys(self, core: _Core, warp: _Warp, now: float) -> Iterator[tuple[str, float]]:
+        """What the warp, which issues now, waited for until when."""
+        assert warp.own is not None
         at, whys = warp.own
-        pipe, mio, _ = self.costs[id(warp.word)]
-        free = core.pipes.get(pipe, 0.0) if pipe else 0.0
-        if mio and len(core.queue) >= self.depth:
-            pipe = "memory queue"
-            busy = [t for t in core.queue if t > at]
-            over = len(busy) - self.depth
-            free = busy[over] if over >= 0 else 0.0
+        yield from whys
+        step = warp.steps[warp.at]
+        if step.memory and len(core.queue) >= self.depth:
+            pipe, free = "memory queue", self._queued(core, at)
+        else:
+            pipe, free = step.pipe, core.pipes.get(step.pipe, 0.0) if step.pipe else 0.0
         if free > at:
-            return free, [*whys, (f"pipe: {pipe}", free)]
-        return at, whys
+            yield f"pipe: {pipe}", free
+        yield "issue: other warps", now
 
     # ----------------------------------------------------------------------------------------------------------- an instruction
 
     def _issue(self, core: _Core, warp: _Warp, now: float) -> None:
-        word, value = warp.word, self.value
+        step, value = warp.steps[warp.at], self.value
+        word = step.word
         if warp.at == 0:
-            self.span[id(warp)].head(now)
-        pipe, mio, waves = self.costs[id(word)]
+            warp.span.head(now)
         start = now
-        if pipe:
-            core.pipes[pipe] = now + value[f"{pipe}_interval"]
-        if mio:
+        if step.pipe:
+            core.pipes[step.pipe] = now + step.interval
+        if step.memory:
             while core.queue and core.queue[0] <= now:
                 core.queue.popleft()
             start = max(now, core.mio)
             core.mio = start + value["mio_interval"]
             start = max(start, self.shared)
-            cycles = max(waves * 128 / value["shared_bytes"], value["shared_accept"])
-            self.shared = start + cycles
-            self.accesses += cycles
+            self.shared = start + step.shared
+            self.accesses += step.shared
             core.queue.append(start)
             start = self.shared - value["shared_accept"]
-        if word.base in _WARPGROUP_PRODUCTS:
+        if step.kind == "product":
             self._product(warp, now)
-        elif word.base == "LDGSTS":
+        elif step.kind == "copy":
             warp.copies = max(warp.copies, start + value["ldgsts"])
-        elif word.base == "LDGDEPBAR":
+        elif step.kind == "group":
             warp.group = max(warp.group, warp.copies, now)
             self._set(warp, word.sets or 0, warp.group, "copies: their group", now)
-        ready = now + max(word.stall, 1)
-        if word.base == "BRA" and self._jumps(warp):
-            ready = max(ready, now + value["branch"])
-        if word.base != "LDGDEPBAR":
+        if step.kind != "group":
             if word.sets is not None:
-                self._set(warp, word.sets, start + self._latency(word), f"{word.base}", now)
+                self._set(warp, word.sets, start + step.latency, word.base, now)
             if word.reads is not None:
                 self._set(warp, word.reads, start + value["operands"], f"{word.base}: its operands", now)
-        warp.ready = ready
+        warp.ready = now + max(step.stall, step.branch)
         core.last = None if word.yields else warp
-        if word.base in ("BAR", "SYNCS", "ARRIVES", "UTMALDG", "UBLKCP") and word.guard != "!PT":
+        if step.meets:
             self._meets(warp, now)
         warp.own = None
         warp.at += 1
-        if warp.at == len(warp.role.trip):
+        if warp.at == len(warp.steps):
             warp.at, warp.trip = 0, warp.trip + 1
 
     def _set(self, warp: _Warp, number: int, time: float, who: str, now: float) -> None:
         board = warp.boards[number]
         board[:] = [entry for entry in board if entry[0] > now]
         board.append((time, who))
-
-    def _jumps(self, warp: _Warp) -> bool:
-        trip = warp.role.trip
-        following = trip[(warp.at + 1) % len(trip)]
-        return following.address != warp.word.address + 16
-
-    def _latency(self, word: Word) -> float:
-        return self.value[_LATENCIES.get(word.base, "convert")]
 
     def _product(self, warp: _Warp, now: float) -> None:
         """An asynchronous product: of the four warps together, on the tensor pipes of all their sub-cores.
@@ -510,7 +538,7 @@ class _Multiprocessor:
         for warp in barrier.waiting:
             if warp.phase < len(barrier.done):
                 at = max(warp.ready, barrier.done[warp.phase] + latency)
-                self.span[id(warp)].waited(why, max(0.0, at - warp.since))
+                warp.span.waited(why, max(0.0, at - warp.since))
                 warp.ready, warp.blocked, warp.own = at, None, None
                 heapq.heappush(self.heap, (max(at, self.cores[warp.core].free), warp.core))
             else:
@@ -518,9 +546,14 @@ class _Multiprocessor:
         barrier.waiting = left
 
 
-def _own(warp: _Warp) -> tuple[float, list[tuple[str, float]]]:
-    """The same as far as the warp's own instructions before it tell."""
-    word, at = warp.word, warp.ready
+def _own(warp: _Warp) -> tuple[float, Sequence[tuple[str, float]]]:
+    """When the warp's next instruction can issue, and what it waits for until when, as far as the warp's own instructions before
+    it tell."""
+    at = warp.ready
+    step = warp.steps[warp.at]
+    if not step.asks:
+        return at, ()
+    word = step.word
     known = [entry for number in word.waits for entry in warp.boards[number]]
     if word.base == "DEPBAR":
         number, left = _depbar(word)
@@ -529,12 +562,40 @@ def _own(warp: _Warp) -> tuple[float, list[tuple[str, float]]]:
     elif word.opcode.startswith("WARPGROUP.DEPBAR"):
         left = int(word.operands[1], 0)
         known += [(t, "products of the warpgroup") for t in warp.chains[: max(0, len(warp.chains) - left)]]
+    if not known:
+        return at, ()
     whys: list[tuple[str, float]] = []
-    for time, why in sorted(known) if known else ():
+    for time, why in sorted(known):
         if time > at:
             at = time
             whys.append((why, time))
     return at, whys
+
+
+def _steps(trip: Sequence[Word], value: Mapping[str, float]) -> list[_Step]:
+    """The trip's words with the figures of a device."""
+    found = []
+    for word, following in zip(trip, [*trip[1:], *trip[:1]], strict=True):
+        pipe, memory, waves = _cost(word)
+        jumps = word.base == "BRA" and following.address != word.address + 16
+        group = word.base == "DEPBAR" or word.opcode.startswith("WARPGROUP.DEPBAR")
+        product = word.base in _WARPGROUP_PRODUCTS
+        found.append(
+            _Step(
+                word=word,
+                pipe=pipe,
+                interval=value[f"{pipe}_interval"] if pipe else 0.0,
+                memory=memory,
+                shared=max(waves * 128 / value["shared_bytes"], value["shared_accept"]),
+                latency=value[_LATENCIES.get(word.base, "convert")],
+                stall=max(word.stall, 1),
+                branch=value["branch"] if jumps else 0.0,
+                asks=bool(word.waits) or group,
+                meets=word.base in _MEETING and word.guard != "!PT",
+                kind="product" if product else _KINDS.get(word.base, ""),
+            )
+        )
+    return found
 
 
 def _cost(word: Word) -> tuple[str, bool, float]:

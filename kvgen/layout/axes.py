@@ -6,6 +6,7 @@ K and V apart); `token`, `head` and `dim` have extents known when the kernel is 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,6 +65,7 @@ class Swizzle:
         return offset ^ source * (1 << self.base)
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_axes(text: str) -> tuple[Axis, ...]:
     """The axes of `text`, slowest first; raises SpecError for a word that is no axis."""
     axes: list[Axis] = []

@@ -9,6 +9,7 @@ themselves as much.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from typing import Final
@@ -24,6 +25,7 @@ def _f32(x: float) -> float:
     return found
 
 
+@functools.lru_cache(maxsize=256)  # one rope has the same ones in every operation and set
 def inverse_frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = False) -> tuple[float, ...]:
     """Radians that each pair of `dims` rotated elements turns by per position: dims / 2 numbers, each exactly an f32.
 

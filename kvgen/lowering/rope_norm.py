@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import textwrap
@@ -212,6 +213,7 @@ def decimal(x: float) -> str:
     return text if any(c in text for c in ".e") else text + ".0"
 
 
+@functools.lru_cache(maxsize=256)  # one rope has the same ones in every operation and set
 def _lines(numbers: tuple[float, ...]) -> tuple[str, ...]:
     """Decimal texts, as many a line as fit."""
     found = textwrap.wrap(", ".join(map(decimal, numbers)), _LINE)

@@ -61,10 +61,11 @@ def compressed_source(
     command = " ".join([f"kvgen init --from {harmless(source)}", *options])
     ropes = _ropes(facts)
     shared = "".join(f"{word} = {broken(call(rope), 0)}\n" for word, rope in ropes.items()) + "\n"
-    model = _by_name(Group("model = Model(", call(facts.model).items, ")"), ropes)
+    called = {call(rope).flat: word for word, rope in ropes.items()}
+    model = _by_name(Group("model = Model(", call(facts.model).items, ")"), called)
     head = f'"""{_headline(facts, preset, serving)}\n\nWritten by `{command}`.\n"""\n\n{line}\n\n'
     listed = Group("[", [("", one) for one in sets], "]")
-    return f"{head}{shared}{broken(model, 0)}\n\nkernels = {broken(_by_name(listed, ropes), 0)}\n"
+    return f"{head}{shared}{broken(model, 0)}\n\nkernels = {broken(_by_name(listed, called), 0)}\n"
 
 
 def _ropes(facts: Checkpoint) -> dict[str, Rope]:
@@ -76,13 +77,12 @@ def _ropes(facts: Checkpoint) -> dict[str, Rope]:
     return dict(sorted(found.items(), reverse=True))  # the window's first
 
 
-def _by_name(group: Group, ropes: Mapping[str, Rope]) -> Group:
-    """The group with each of these ropes as the name that the file gives it."""
-    names = {call(rope).flat: name for name, rope in ropes.items()}
+def _by_name(group: Group, names: Mapping[str, str]) -> Group:
+    """The group with each value whose text is in `names` as the name that the file gives it."""
     items: _Fields = []
     for word, item in group.items:
         known = names.get(item.flat) if isinstance(item, Group) else None
-        items.append((word, Atom(known) if known else _by_name(item, ropes) if isinstance(item, Group) else item))
+        items.append((word, Atom(known) if known else _by_name(item, names) if isinstance(item, Group) else item))
     return Group(group.opening, items, group.closing)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, cast
 
 from kvgen.errors import ConfigError
 from kvgen.models.compressed import read_compressed
@@ -22,6 +22,8 @@ from kvgen.spec.norm import LayerNorm, RmsNorm
 # An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _EXTENT = HEADS * HEAD_DIM
+# In which layers of one kind are alike.
+_COMPARED: Final = tuple(field.name for field in fields(LayerFacts) if field.name not in ("index", "kind"))
 
 
 def read_family(family: Family, text: Fields, outer: Fields, architecture: str) -> Checkpoint:
@@ -692,8 +694,9 @@ def _merged(
     kinds: list[LayerFacts] = []
     place: dict[tuple[Any, ...], int] = {}
     for key, fact in facts.items():
+        alike = [getattr(fact, field) for field in _COMPARED]
         same = next(
-            (i for i, kind in enumerate(kinds) if replace(fact, index=kind.index, kind=kind.kind) == kind), None
+            (i for i, other in enumerate(kinds) if alike == [getattr(other, field) for field in _COMPARED]), None
         )
         if same is not None and (fact.cache or kinds[same].kind == fact.kind):
             place[key] = same

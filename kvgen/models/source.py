@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvgen.errors import ConfigError
 from kvgen.spec.base import Spec
@@ -34,7 +35,7 @@ class Group:
     items: Sequence[tuple[str, Atom | Group]]
     closing: str
 
-    @property
+    @cached_property
     def flat(self) -> str:
         """The one-line form; a tuple of one keeps its comma."""
         inner = ", ".join(word + (item.text if isinstance(item, Atom) else item.flat) for word, item in self.items)

@@ -261,11 +261,11 @@ def _decodes(model: Model, one: _Set, arch: Sequence[str]) -> tuple[list[Atom | 
     found: dict[str, list[tuple[str, Atom | Group]]] = {}
     known: dict[str, str] = {}
     uses: dict[str, tuple[str, ...]] = {}
-    operation = "decode"
+    operation = "decode" if one.kinds[0].mla is None else "mla_decode"
+    readable = _decodes_latent(one, arch)
     for kind in one.kinds:
         if kind.mla is not None:
-            operation = "mla_decode"
-            if not _decodes_latent(one.facts, kind, one.stored, arch):
+            if kind.kind not in readable:
                 continue
             fields: list[tuple[str, Atom | Group]] = [("scale=", literal(kind.scale))] if model.kinds else []
             fields.append(("sparse=", literal(True)) if kind.indexer else ("split=", literal("balanced")))
@@ -370,18 +370,25 @@ def _attention(model: Model, kind: LayerFacts) -> list[tuple[str, Atom | Group]]
     return fields
 
 
-def _decodes_latent(facts: Checkpoint, kind: LayerFacts, stored: Stored, arch: Sequence[str]) -> bool:
-    """Whether mla_decode can read the model's rows as they are stored."""
-    mla = kind.mla
-    assert mla is not None
-    fields: dict[str, Any] = {"q_heads": facts.q_heads, "arch": tuple(arch), "model": facts.model}
-    try:
-        asked: dict[str, Any] = {"sparse": True} if kind.indexer else {"split": "balanced"}
-        decode = MlaDecode(scale=kind.scale, sinks="lse" if kind.sinks else None, **asked)
-        decode.plan(KernelSet(name="found", cache=latent(mla, stored, page_size=LATENT_PAGE), ops=(decode,), **fields))
-    except (ValueError, SpecError):
-        return False
-    return True
+def _decodes_latent(one: _Set, arch: Sequence[str]) -> frozenset[str]:
+    """The kinds of layers whose latent rows mla_decode can read as they are stored."""
+    forms: dict[tuple[float, bool, bool], list[LayerFacts]] = {}
+    for kind in one.kinds:
+        if kind.mla is not None:
+            forms.setdefault((kind.scale, kind.sinks, kind.indexer is not None), []).append(kind)
+    found: list[str] = []
+    for (scale, sinks, picked), kinds in forms.items():
+        asked: dict[str, Any] = {"sparse": True} if picked else {"split": "balanced"}
+        fields: dict[str, Any] = {"q_heads": one.facts.q_heads, "arch": tuple(arch), "model": one.facts.model}
+        mla = kinds[0].mla
+        assert mla is not None
+        try:  # a set plans its operations when it is made
+            decode = MlaDecode(scale=scale, sinks="lse" if sinks else None, **asked)
+            KernelSet(name="found", cache=latent(mla, one.stored, page_size=LATENT_PAGE), ops=(decode,), **fields)
+        except (ValueError, SpecError):
+            continue
+        found += [kind.kind for kind in kinds]
+    return frozenset(found)
 
 
 def _score(kind: LayerFacts) -> Score | None:

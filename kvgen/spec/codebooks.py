@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import pairwise
 
 _STEPS = 500
 
 
+@functools.lru_cache(maxsize=64)
 def lloyd_max(bits: int, dim: int) -> tuple[float, ...]:
     """The 2^bits ascending values with the least mean square error for numbers of N(0, 1 / dim), the distribution of the
     elements of a rotated unit vector of `dim` elements (Lloyd 1982, Max 1960; TurboQuant, arXiv 2504.19874).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 
@@ -52,16 +52,15 @@ _MUST: Final = {
 }
 
 
-def check_sources(layers: int, kind_of: Callable[[int], Layers | None]) -> None:
-    """Raise ValueError where one of the first `layers` layers reads what its source does not have, or has from another one.
+def check_sources(kinds: Sequence[Layers]) -> None:
+    """Raise ValueError where a layer reads what its source does not have, or has from another one; `kinds` has each layer's kind.
 
     Kernels know nothing of it: a call of a reading layer brings the layer of its source, `cache[source]`, or its lists.
     """
-    for layer in range(layers):
-        kind = kind_of(layer)
-        for field, source in _named(kind) if kind is not None else ():
-            other = kind_of(source) if source < layer else None
-            if other is None or not _has(field, kind, other):
+    named = {id(kind): tuple(_named(kind)) for kind in kinds}  # kinds are few, layers many
+    for layer, kind in enumerate(kinds):
+        for field, source in named[id(kind)]:
+            if source >= layer or not _has(field, kind, kinds[source]):
                 raise ValueError(
                     f"{field}: got {source} for kind {getattr(kind, 'name', '')!r}, which is layer {layer}; valid: {_MUST[field]}"
                 )
@@ -81,12 +80,12 @@ def _named(kind: Layers) -> Iterator[tuple[str, int]]:
     return ((field, source) for field, source in found.items() if source is not None)
 
 
-def _has(field: str, kind: Layers | None, other: Layers) -> bool:
+def _has(field: str, kind: Layers, other: Layers) -> bool:
     """Whether a layer has by itself what the field of another names it for."""
     if field == "kv_source":
         return other.cache and other.kv_source is None
     if field == "compressed.source":
-        mine, theirs = kind.compressed if kind is not None else None, other.compressed
+        mine, theirs = kind.compressed, other.compressed
         return mine is not None and theirs is not None and theirs.source is None and theirs.rate == mine.rate
     index = _indexer(field.rpartition(".")[0], other)
     return index is not None and index.source is None

@@ -474,7 +474,9 @@ class Model(Spec):
         both = next((name for name in said if self.kinds and getattr(self, name)), None)
         if both is not None:
             raise ValueError(f"{both}: got it beside kinds, which say it for their layers; leave it out")
-        check_sources(self.layers or len(self.pattern) or len(self.kinds), self.layer_kind)
+        if self.kinds:
+            by_name, unit = {kind.name: kind for kind in self.kinds}, self.pattern or (names[0],)
+            check_sources([by_name[unit[i % len(unit)]] for i in range(self.layers or len(unit))])
 
     @property
     def kind_names(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Folder
 from tests.custom.document import DOCUMENT, blocks
+from tests.docs.blocks import run
 
 ROOT = DOCUMENT.parents[1]
 
@@ -23,12 +24,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
     return Folder(root)
-
-
-def run(program: str, cwd: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, program], cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_it_has_what_is_run() -> None:
@@ -45,9 +40,12 @@ def test_the_example(project: Folder) -> None:
     project.kvgen("build")
     project.kvgen("check")
     project.kvgen("compile", "small/dump_scores", "--strict")
-    run("use.py", project.root)
+    raised, _ = run(project.root, "use.py")
+    assert not raised, raised["use.py"]
 
 
 def test_without_a_project(project: Folder, tmp_path: Path) -> None:
     """From a folder that is not the program's."""
-    run(str(project.root / "inline.py"), tmp_path)
+    command, environment = [sys.executable, str(project.root / "inline.py")], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from kvgen.layout.storage import Segment
@@ -120,6 +120,7 @@ def _check_segment(segment: Segment, name: str) -> None:
         raise ValueError(f"{name} has {segment.size} dims of {region.dtype.name}, no multiple of 32 bytes")
 
 
+@lru_cache(maxsize=256)  # a plan asks for it in many places
 def latent_row(cache: Cache) -> LatentRow:
     """How a row of the cache lies in shared memory; raises ValueError, which says why, where products cannot be made of rows as
     they are stored."""
@@ -179,7 +180,8 @@ def _step(segment: Segment) -> int:
     return (segment.region.stride_of("token") or 0) * segment.region.dtype.bytes
 
 
-def shape_of(row: LatentRow, cache: Cache, columns: int, archs: Sequence[str]) -> Shape:
+@lru_cache(maxsize=256)
+def shape_of(row: LatentRow, cache: Cache, columns: int, archs: tuple[str, ...]) -> Shape:
     """The largest tile of columns that fits, with as many stages as fit; one block fills a multiprocessor's shared memory. Raises
     ValueError, which says why, where none fits.
 
