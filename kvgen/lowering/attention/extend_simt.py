@@ -87,8 +87,9 @@ def shape(kernels: KernelSet) -> Shape:
     k_size, v_size = (parts[0].size for parts in kernels.kv.storage.roles.values())
     parts = 2 ** (-(-v_size // _PART_DIMS) - 1).bit_length()
     dims = -(-v_size // (16 * parts)) * 16
-    m_tiles = 2 if dims <= _PART_DIMS // 2 else 1
-    for warps, blocks, tokens in product((4, 2, 1), (2, 1), (32, 16, 8)):
+    most_tiles = 2 if dims <= _PART_DIMS // 2 else 1
+    # A warp has 16 columns alone where wide rows of q leave no room for 32.
+    for m_tiles, warps, blocks, tokens in product(range(most_tiles, 0, -1), (4, 2, 1), (2, 1), (32, 16, 8)):
         found = Shape(warps, m_tiles, parts, dims, tokens, _pitch(k_size), _pitch(dims * parts), v_size, blocks)
         if warps >= parts and blocks * found.shared() <= _MEMORY:
             return found
