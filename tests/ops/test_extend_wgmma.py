@@ -63,7 +63,7 @@ def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
 
 
 def _codes(
-    name: str, kind: str, dim: int, quant: Quant | None, *, group: int = 4, page: int = 16, **fields: Any
+    name: str, kind: str, dim: int, quant: Quant | None = None, *, group: int = 4, page: int = 16, **fields: Any
 ) -> KernelSet:
     """A set of two kv heads whose K and V are of codes."""
     of_cache = {n: fields.pop(n) for n in ("layout", "k_quant", "v_quant") if n in fields}
@@ -75,15 +75,24 @@ _APART = Layout(k="page layer token head dim", v="page layer token head dim")
 _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
 
 
-def _nvfp4(recipe: str, dim: int) -> KernelSet:
+def _nvfp4(recipe: str, dim: int, **fields: Any) -> KernelSet:
     """A set with a decode beside its extend."""
     quant = Quant(dtype="e2m1", scale_dtype="e4m3", recipe=recipe)  # type: ignore[arg-type]
-    alone = _codes(f"nvfp4_{recipe}_{dim}", "bf16", dim, quant, group=2)
+    given = {"k_quant": quant, "layout": _APART} | fields if fields else {"quant": quant}
+    alone = _codes(f"nvfp4_{recipe}_{dim}", "bf16", dim, group=2, **given)
     return KernelSet(**{**dict(alone), "ops": (*alone.ops, ops.Decode())})
 
 
-# Both recipes, of one table of scales and of two; every run has the one whose codes are rounded once more.
-NVFP4: Final = {s.name: s for s in (_nvfp4(recipe, dim) for recipe in ("max", "global") for dim in (128, 64))}
+# Both recipes, of one table of scales and of two. Every run has the one whose codes are rounded once more, of K, beside V with
+# zero points of several groups.
+_ZEROS = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))
+NVFP4: Final = {
+    s.name: s
+    for s in (
+        _nvfp4("max", 128, v_quant=_ZEROS),
+        *(_nvfp4(recipe, dim) for recipe, dim in (("max", 64), ("global", 128), ("global", 64))),
+    )
+}
 
 # What every run has, and what a campaign has besides.
 SETS: Final[dict[str, KernelSet]] = {
