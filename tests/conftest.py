@@ -11,6 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from tests.forms import held
+
 settings.register_profile("kvgen", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("kvgen")
 
@@ -21,6 +23,10 @@ if hasattr(providers, "_get_local_constants"):
 
 
 _LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(held)
 
 
 def has_gpu() -> bool:
