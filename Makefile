@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check docs pages test-torch test-vllm test-engines times replay mutate campaign bench clean
+.PHONY: help demo test lint types pytest check docs pages test-torch test-vllm test-engines versions times replay mutate campaign bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -22,6 +22,11 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build,cu13,sass,test]'
+	@touch $@
+
+# NVRTC's oldest versions of the declared range, as libraries: 220 MB, loaded by processes of their own.
+.venv-nvrtc/got: tests/versions/under.py $(VENV)/installed-test
+	$(BIN)/python -m tests.versions.under --get-old
 	@touch $@
 
 $(TORCH_VENV)/installed: tests_torch/requirements.lock pyproject.toml
@@ -50,7 +55,12 @@ $(VENV)-docs/installed: pyproject.toml
 demo: $(VENV)/installed ## build, compile, run and check Llama 3.1 8B's cache; no GPU needed
 	$(BIN)/kvgen demo
 
-test: lint types check pytest ## lint, types, generated files in sync, tests
+ifdef OP
+test: $(VENV)/installed-test ## lint, types, generated files in sync, tests; OP=decode: only the tests of one operation
+	$(BIN)/python -m pytest -n auto --dist worksteal --op $(OP) tests/ops tests/reference tests/verify tests/golden_gpu tests/errors
+else
+test: lint types check pytest
+endif
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -62,7 +72,7 @@ types: $(VENV)/installed-test
 check: $(VENV)/installed-test
 	$(BIN)/kvgen check
 
-pytest: $(VENV)/installed-test
+pytest: $(VENV)/installed-test .venv-nvrtc/got
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.2 GB)
@@ -79,7 +89,10 @@ docs: $(VENV)-docs/installed ## the documentation as a site, docs/_build/index.h
 pages: $(VENV)/installed-test ## write what README and docs take from code and runs
 	$(BIN)/python -m docpages
 
-times: $(VENV)/installed-test ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
+versions: $(VENV)/installed-test ## lowest and highest version of every range in environments of their own, on each Python from 3.11 to 3.14 that is there: a table; ONLY='3.13-*' for some
+	$(BIN)/python -m tests.versions $(ONLY)
+
+times: $(VENV)/installed-test .venv-nvrtc/got ## pytest, and where its CPU time goes: NVRTC, translation, host compiler, execution; by folder
 	$(BIN)/python -m pytest -n auto --dist worksteal -p tests.time_split
 
 replay: $(VENV)/installed-test ## generated/ at BASE=<revision> against what the specs render: the same machine code? otherwise what changed
@@ -88,7 +101,7 @@ replay: $(VENV)/installed-test ## generated/ at BASE=<revision> against what the
 mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests that execute the line must kill each
 	$(BIN)/python -m tests.mutate
 
-campaign: $(VENV)/installed-test ## drawn specs, all pairs of the family, a share of the full grid, compiled as for a GPU; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
+campaign: $(VENV)/installed-test .venv-nvrtc/got ## drawn specs, all pairs of the family, a share of the full grid, compiled as for a GPU; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/spec/test_storage.py tests/models/test_hostile.py tests/pages/test_machine.py -n auto --dist worksteal
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_seal.py -n auto --dist worksteal
@@ -97,6 +110,8 @@ campaign: $(VENV)/installed-test ## drawn specs, all pairs of the family, a shar
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/test_run_gpu_*.py tests/cli/test_bench*.py tests/cli/test_demo.py -n auto --dist worksteal
 	KVGEN_GARBAGE=$${KVGEN_GARBAGE:-2000} $(BIN)/python -m pytest tests/ops/test_workspace.py -n auto --dist worksteal -k garbage
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal
+	$(BIN)/python -m tests.versions.kernels --every
+	for version in $$($(BIN)/python -m tests.versions.under --old); do $(BIN)/python -m tests.versions.under $$version tests.versions.kernels --every || exit 1; done
 
 bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
 	$(BIN)/python benchmarks/compile_time.py
@@ -104,4 +119,4 @@ bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this 
 	$(BIN)/python benchmarks/emulator_speed.py
 
 clean: ## remove what the commands above made
-	rm -rf $(VENV) $(VENV)-docs $(TORCH_VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-docs .venv-nvrtc build/versions $(TORCH_VENV) $(VLLM_VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -64,7 +64,7 @@ class StubDriver:
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         return 1
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
         pass
 
     def prepare(self, *_: Any) -> cuda.Launch:

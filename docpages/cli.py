@@ -34,6 +34,7 @@ Settings are in `pyproject.toml` ([shipping](shipping.md) has package data):
 | `KVGEN_CACHE_DIR` | compiled kernels and objects of the CPU machine; default `$XDG_CACHE_HOME/kvgen`, else `~/.cache/kvgen` |
 | `KVGEN_CUBINS` | folder of `kvgen compile -o`: launchers take kernels from there, and refuse one of another text |
 | `KVGEN_NO_JIT` | `1`: launchers compile nothing |
+| `KVGEN_CPU_MODE` | `fast`, `hardware` or `check`: which mistakes of kernels calls on host arrays report ([testing](testing.md#modes)); default `hardware`. `verify`, `bench` and `demo` run in `check` |
 
 <!-- Written by `python -m docpages` from the verbs' help. -->
 """

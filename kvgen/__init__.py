@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvgen.codegen.in_memory import compile_ahead
     from kvgen.codegen.inline import compile_kernel
     from kvgen.codegen.load import load
+    from kvgen.runtime.cpu import machine as cpu_machine
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.runtime.page_ranges import page_ranges, paired_ranges
@@ -81,9 +82,12 @@ _HOME = {
     "__version__": "kvgen.version",
     "compile_ahead": "kvgen.codegen.in_memory",
     "compile_kernel": "kvgen.codegen.inline",
+    "cpu_machine": "kvgen.runtime.cpu",
     "load": "kvgen.codegen.load",
     **dict.fromkeys(("page_ranges", "paired_ranges"), "kvgen.runtime.page_ranges"),
 }
+
+_THERE = {"cpu_machine": "machine"}  # names that are shorter at home
 
 __all__ = [
     "CSR",
@@ -122,6 +126,7 @@ __all__ = [
     "YarnScaling",
     "compile_ahead",
     "compile_kernel",
+    "cpu_machine",
     "load",
     "ops",
     "page_ranges",
@@ -136,7 +141,7 @@ def __getattr__(name: str) -> Any:
         if name in ("ops", "presets", "score"):
             return import_module("kvgen.spec.presets" if name == "presets" else f"kvgen.{name}")
         if name in _HOME:
-            return getattr(import_module(_HOME[name]), name)
+            return getattr(import_module(_HOME[name]), _THERE.get(name, name))
     except ModuleNotFoundError as error:
         from kvgen.extras import BUILD, missing, needs_build
 

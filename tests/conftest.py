@@ -1,10 +1,11 @@
-"""Shared by every test: derandomized hypothesis, and GPU tests deselected and counted where there is no GPU."""
+"""Shared by every test: derandomized hypothesis, GPU tests deselected and counted where there is no GPU, and `--op`."""
 
 from __future__ import annotations
 
 import ctypes.util
 import gc
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -42,7 +43,33 @@ def has_gpu() -> bool:
     return True
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--op", metavar="KIND", help="tests of one operation: those whose file, function or parameters name it"
+    )
+
+
+def names_operation(nodeid: str, kind: str, kinds: Collection[str]) -> bool:
+    """Whether a test's id names the operation `kind`, and not only one of `kinds` that has its name within (mla_decode)."""
+    for longer in sorted((k for k in kinds if kind in k and k != kind), key=len, reverse=True):
+        nodeid = nodeid.replace(longer, "")
+    return re.search(rf"(?<![a-z]){kind}(?![a-z])", nodeid) is not None
+
+
+def _of_operation(kind: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    from kvgen import ops
+
+    kinds = {op.kind for op in ops.ALL}
+    if kind not in kinds:
+        raise pytest.UsageError(f"--op: got {kind!r}; it must be one of {', '.join(sorted(kinds))}")
+    return [item for item in items if names_operation(item.nodeid, kind, kinds)]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (kind := config.getoption("op")) is not None:
+        chosen = _of_operation(kind, items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not has_gpu():
         items[:] = [item for item in items if item not in gpu]

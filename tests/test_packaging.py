@@ -229,7 +229,6 @@ def test_wheel_names_its_extras(wheel: Path) -> None:
     assert set(message.get_all("Provides-Extra", [])) == set(EXTRAS)
     assert {r.name.replace("-", "_") for r in wanted} - {n.replace("-", "_") for e in extras.values() for n in e} == {
         "cuda_core",
-        "cuda_pathfinder",
         "ml_dtypes",
         "numpy",
     }

@@ -66,6 +66,6 @@ def test_the_workflow_tries_every_python_and_publishes_a_tag_alone() -> None:
     assert pythons is not None
     assert re.findall(r'"3\.(\d+)"', pythons[1]) == [str(n) for n in range(int(least), 15)]
     publish = workflow[workflow.index("\n  publish:") :]
-    assert "needs: [try, test]" in publish and "if: github.ref_type == 'tag'" in publish
+    assert "needs: [try, test, versions]" in publish and "if: github.ref_type == 'tag'" in publish
     assert workflow.count("id-token: write") == publish.count("id-token: write") == 1
     assert "secrets." not in workflow and "password" not in workflow

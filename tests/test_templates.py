@@ -207,12 +207,13 @@ def test_kernels_are_specialised_and_short_enough_to_review(generated: dict[str,
 
 
 def test_a_kernel_waits_before_it_reads_what_another_wrote(generated: dict[str, File]) -> None:
-    """Programmatic dependent launch: the wait is the first statement of every kernel."""
+    """Programmatic dependent launch: the wait is the first statement of every kernel. None lets the next one start before its own
+    blocks end: they read until shortly before that."""
     for path, file in generated.items():
         if path.endswith(".cu"):
             _, _, body = file.text.partition('extern "C" __global__ ')
-            statements = body[body.index(") {") + 3 :].strip().splitlines()
-            assert [s.strip() for s in statements[:2]] == ["pdl_wait();", "pdl_trigger();"], path
+            assert body[body.index(") {") + 3 :].strip().startswith("pdl_wait();\n"), path
+            assert "pdl_trigger" not in body, path
 
 
 def test_generated_text_is_clean(generated: dict[str, File]) -> None:

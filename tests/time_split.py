@@ -1,7 +1,7 @@
 """Where a test run's CPU time goes: `pytest -p tests.time_split` ends with a table by folder.
 
-CPU seconds of this process and of the compilers it starts, over all xdist workers: NVRTC, the translation of PTX to C++,
-the host compiler, execution on the CPU machine, collection, and the rest (Python: specs, plans, oracles, comparison).
+CPU seconds of this process and of the compilers it starts, over all xdist workers: NVRTC, the translation of PTX to C,
+the compilers of C and C++, execution on the CPU machine, collection, and the rest (Python: specs, plans, oracles, comparison).
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _timed(host, "parse", "translate", time.thread_time)
     _timed(host, "translate", "translate", time.thread_time)
     _timed(host, "_compile", "host compiler", _children)
+    _timed(host, "_compile_runtime", "host compiler", _children)
     _timed(launch.Library, "run", "execution", time.process_time)
 
 

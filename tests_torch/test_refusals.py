@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from generated import llama3_8b
 from kvgen.errors import ArgumentError
-from kvgen.runtime import ABI, Bound, Kernel, Launcher, LayerCache, Module, TensorMap
+from kvgen.runtime import ABI, Bound, Kernel, Launcher, LayerCache, Module, TensorMap, launcher
 from kvgen.torch import register
 from tests_torch.inputs import Step
 
@@ -201,3 +201,26 @@ def test_sizes_that_returned_tensors_cannot_have() -> None:
         llama.append.returning(**given | {"q": given["q"][0, 0, 0]})
     with pytest.raises(ArgumentError, match=r"^q: got shape \(2, 32\); it must have 3 dimensions"):
         llama.append.returning(**given | {"q": given["q"][:, :, 0]})
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "engine_llama3_8b", "page_lists"])
+def test_each_axis_that_the_spec_fixes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every tensor of every operator: one more and one fewer are refused by name, in a call as in a trace."""
+    monkeypatch.setattr(launcher, "_launch", lambda checked, args: lambda stream: None)
+    step, count = Step(name), 0
+    module: Any = step.module
+    for operation in step.operations.operations.values():
+        specs = {a.name: a for a in (*module.Cache.TENSORS, *module.Cache.TABLES, *operation.method.kernel.arguments)}
+        given = step.arguments(operation)
+        operation(**given)
+        for argument, tensor in given.items():
+            shape = getattr(specs.get(argument), "shape", ())
+            for axis, size in enumerate(shape) if isinstance(tensor, torch.Tensor) else ():
+                if not isinstance(size, int):
+                    continue
+                for other in (size - 1, size + 1):
+                    sizes = (*tensor.shape[:axis], other, *tensor.shape[axis + 1 :])
+                    with pytest.raises(ArgumentError, match=rf"^{argument}: got .+; .+"):
+                        operation(**(given | {argument: torch.zeros(sizes, dtype=tensor.dtype)}))
+                    count += 1
+    assert count >= (8 if name == "page_lists" else 40)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import kvgen
 from kvgen.errors import ArgumentError
 from kvgen.runtime import Fault, describe
 from kvgen.torch import register
@@ -150,7 +151,8 @@ def test_bad_ids_are_reported_and_give_nan() -> None:
 
 def test_pairs_that_overlap_are_reported() -> None:
     pool, errors = [m[:, :SIZE].contiguous() for m in memory(1)], torch.zeros(1, dtype=torch.uint64)
-    states.copy_pages(pool, i32(0), i64([3, 1], [1, 2]), errors=errors, check=True)
+    with kvgen.cpu_machine(mode="fast"):  # behind the check the copies of such pairs race, which other modes report
+        states.copy_pages(pool, i32(0), i64([3, 1], [1, 2]), errors=errors, check=True)
     report = describe(errors)
     assert report is not None and report.code is Fault.OVERLAP
 

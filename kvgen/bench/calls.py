@@ -133,7 +133,6 @@ def call_of(scene: Scene, op: Op) -> Call:
         "K": _listed_count(scene, op),
         **_blocks(scene, op),
         **{name.removesuffix("cache") + "K": selected(its) for name, its in keys.items()},
-        **({} if scene.cache.states else {"q_heads": scene.kernels.q_heads, "kv_heads": scene.kv.kv_heads}),
     }
     arrays, numbers = dict[str, Raw](), dict[str, int]()
     given = [*launcher.KERNEL.arguments, *(launcher.PLAN.arguments if op.kind in NEW_ROWS else ())]

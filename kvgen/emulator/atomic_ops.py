@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvgen.emulator.context import Context, Handler, Instruction
-from kvgen.emulator.float_ops import half_family
 from kvgen.emulator.memory_ops import SCOPE_FLAGS, SCOPES, cache_policy, pointer_to, vector
 from kvgen.emulator.ptxtypes import PtxType
 
@@ -33,16 +32,16 @@ def _flags(ins: Instruction) -> str:
 
 
 def _combine(operation: str, kind: PtxType, place: str, operands: str) -> str:
-    """C++ that changes one element and gives its old value."""
+    """C that changes one element and gives its old value."""
     if operation == "cas":
-        return f"atomic_swap_if<{kind.c}>({place}, {operands})"
+        return f"emu_atomic_swap_if_{kind.c}({place}, {operands})"
     if kind.kind in "hp":
         pair = "2" if kind.kind == "p" else ""
-        return f"atomic_half{pair}<{half_family(kind)}, H_{operation.upper()}>({place}, {operands})"
+        return f"emu_atomic_half{pair}({int(kind.bfloat)}, H_{operation.upper()}, {place}, {operands})"
     if kind.kind == "f":  # in global memory f32 addition flushes subnormals, in shared memory it keeps them
         flush = "!is_shared(self, (u64)p)" if kind.bits == 32 else "false"
-        return f"atomic_float_add<{kind.c}>({place}, {operands}, {flush})"
-    return f"atomic_integer<T_{operation.upper()}, {kind.c}>({place}, {operands})"
+        return f"emu_atomic_add_{kind.name}({place}, {operands}, {flush})"
+    return f"emu_atomic_{kind.c}({place}, T_{operation.upper()}, {operands})"
 
 
 def atomic(cx: Context, ins: Instruction) -> str:

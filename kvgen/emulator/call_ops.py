@@ -1,6 +1,6 @@
 """Calls of device functions, direct and through pointers, and how a function or thread ends.
 
-A function is C++ of one shape, f(thread, parameters, results): the caller lays the parameters out as bytes. A function
+A function is C of one shape, f(thread, parameters, results): the caller lays the parameters out as bytes. A function
 pointer is the address of the function's row in its module's table, so that a call through a stray one is a fault.
 """
 
@@ -87,7 +87,7 @@ def _pass(cx: Context, ins: Instruction, signature: Signature, arguments: Sequen
     if len(arguments) != len(formals):
         raise ins.fail(f"{len(arguments)} arguments where the function takes {len(formals)}")
     offsets, nbytes = place(formals)
-    code = f"alignas(16) u8 a[{max(nbytes, 1)}], r[{max(place(signature.results)[1], 1)}]; "
+    code = f"u8 a[{max(nbytes, 1)}] EMU_ALIGNED, r[{max(place(signature.results)[1], 1)}] EMU_ALIGNED; "
     for formal, offset, argument in zip(formals, offsets, arguments, strict=True):
         given = cx.find_param(argument)
         if given is not None:
@@ -96,7 +96,7 @@ def _pass(cx: Context, ins: Instruction, signature: Signature, arguments: Sequen
             code += f"__builtin_memcpy(a + {offset}, {given.c}, {formal.nbytes}); "
         else:
             kind = _register_type(ins, formal, argument)
-            code += f"store<{kind.storage}>(a + {offset}, {cx.value(ins, argument, bit_type(kind.bits))}); "
+            code += f"*({kind.storage}_at*)(a + {offset}) = {cx.value(ins, argument, bit_type(kind.bits))}; "
     return code
 
 
@@ -112,7 +112,7 @@ def _receive(cx: Context, ins: Instruction, signature: Signature, results: Seque
             code += f"__builtin_memcpy({taken.c}, r + {offset}, {formal.nbytes}); "
         elif result != "_":
             kind = _register_type(ins, formal, result)
-            code += cx.assign(ins, result, bit_type(kind.bits), f"load<{kind.storage}>(r + {offset})") + " "
+            code += cx.assign(ins, result, bit_type(kind.bits), f"*(const {kind.storage}_at*)(r + {offset})") + " "
     return code
 
 
@@ -126,12 +126,12 @@ def leave(cx: Context, ins: Instruction) -> str:
     """ret: from a function to its caller, from an entry for good."""
     ins.modifiers.flag("uni")
     ins.count(0)
-    return f"{cx.epilogue()}return;"
+    return f"{cx.epilogue()}goto leave;"
 
 
 def end_thread(cx: Context, ins: Instruction) -> str:
     ins.count(0)
-    return "return;" if cx.is_entry else "emu_exit();"
+    return "goto leave;" if cx.is_entry else "emu_exit();"
 
 
 def allocate(cx: Context, ins: Instruction) -> str:
@@ -145,7 +145,8 @@ def allocate(cx: Context, ins: Instruction) -> str:
         raise ins.fail(f"alignment {align} is no power of two up to 4096")
     code = f"u64 n = {size}; emu_check_stack(n, {ins.site()}); "
     code += f"LocalArray* l = (LocalArray*)__builtin_alloca(n + {align} + sizeof(LocalArray)); "
-    code += f"*l = {{self->locals, (u8*)(((u64)(l + 1) + {align - 1}) & -(u64){align}), n}}; self->locals = l; "
+    code += f"l->outer = self->locals, l->base = (u8*)(((u64)(l + 1) + {align - 1}) & -(u64){align}), l->bytes = n; "
+    code += "self->locals = l; "
     return code + cx.assign(ins, ins.operands[0], kind, "local_from_generic(self, (u64)l->base)")
 
 

@@ -18,8 +18,8 @@ _PLAIN = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
 _COMPARABLE = f"{_PLAIN} f16 bf16 f16x2 bf16x2"
 
 
-def _compare_floats(test: str, a: str, b: str) -> str:
-    nan = f"(is_nan({a}) || is_nan({b}))"
+def _compare_floats(test: str, suffix: str, a: str, b: str) -> str:
+    nan = f"(is_nan_{suffix}({a}) || is_nan_{suffix}({b}))"
     if test == "ne":
         return f"({a} < {b} || {a} > {b})"
     if test == "num":
@@ -37,15 +37,15 @@ def _compare(kind: PtxType, test: str, a: str, b: str, ftz: bool) -> str:
     if kind.kind == "h":
         family = half_family(kind)
         if ftz:
-            a, b = f"{family}::flush({a})", f"{family}::flush({b})"
-        a, b = f"{family}::value({a})", f"{family}::value({b})"
+            a, b = f"{family}_flush({a})", f"{family}_flush({b})"
+        a, b = f"{family}_value({a})", f"{family}_value({b})"
     elif ftz:
         a, b = f"ftz({a})", f"ftz({b})"
-    return _compare_floats(test, a, b)
+    return _compare_floats(test, "f64" if kind.name == "f64" else "f32", a, b)
 
 
 def _conditions(cx: Context, ins: Instruction, kind: PtxType, *, flushes: bool = True) -> tuple[list[str], str]:
-    """C++ of the comparison, one for each lane, and what a .and .or .xor appends to it."""
+    """C of the comparison, one for each lane, and what a .and .or .xor appends to it."""
     test = ins.modifiers.choice(tuple(_INTEGER_TESTS[kind.kind]) if kind.is_integer else _FLOAT_TESTS)
     fold = ins.modifiers.optional(tuple(_FOLD))
     ftz = flushes and kind.name in ("f32", "f16", "f16x2") and ins.modifiers.flag("ftz")
@@ -94,7 +94,7 @@ def _choose(cx: Context, ins: Instruction, kind: PtxType, condition: str) -> str
     raw = bit_type(kind.bits)
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:3])
     if kind.kind == "f":
-        a, b = f"bits<{raw.c}>({a})", f"bits<{raw.c}>({b})"
+        a, b = kind.to_bits(a), kind.to_bits(b)
     return cx.assign(ins, ins.operands[0], raw, f"{condition} ? ({raw.c}){a} : ({raw.c}){b}")
 
 

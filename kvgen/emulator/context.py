@@ -1,4 +1,4 @@
-"""What an opcode's translation may use: its modifiers, its operands as C++ expressions, and places to put results."""
+"""What an opcode's translation may use: its modifiers, its operands as C expressions, and places to put results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPECIAL = {
     "%nwarpid": "32u",
     "%smid": "0u",
     "%nsmid": "1u",
-    "%gridid": "0ull",
+    "%gridid": "0ul",
     "%lanemask_eq": "(1u << self->lane)",
     "%lanemask_lt": "((1u << self->lane) - 1u)",
     "%lanemask_le": "((2u << self->lane) - 1u)",
@@ -52,7 +52,7 @@ SPECIAL = {
     **dict.fromkeys(("%clock64", "%globaltimer"), "emu_clock()"),
     **dict.fromkeys(("%clock", "%globaltimer_lo"), "(u32)emu_clock()"),
     **dict.fromkeys(("%clock_hi", "%globaltimer_hi"), "(u32)(emu_clock() >> 32)"),
-    "%current_graph_exec": "0ull",
+    "%current_graph_exec": "0ul",
     "WARP_SZ": "32u",
 }
 
@@ -125,13 +125,13 @@ def _offset(address: re.Match[str]) -> int:
 
 
 def _constant(number: int, kind: PtxType) -> str:
-    """A C++ literal of type kind.c, of any number modulo its width."""
+    """A C literal of type kind.c, of any number modulo its width."""
     value = number & (2**kind.bits - 1)
     if kind.c == "u32":
         return f"{value}u"
     if kind.c == "u64":
-        return f"{value}ull"
-    return f"(({kind.c}){value}ull)"
+        return f"{value}ul"
+    return f"(({kind.c}){value}ul)"
 
 
 class Context:
@@ -223,20 +223,20 @@ class Context:
         raise ins.fail(f"unknown label {name!r}")
 
     def label_here(self, name: str) -> str:
-        """The C++ label of a PTX one where it stands."""
+        """The C label of a PTX one where it stands."""
         return self.labels[self.scopes[-1].number, name]
 
     def epilogue(self) -> str:
         """What a function does before it returns: hand over the results that are registers."""
         return "".join(
-            f"store<{self.scopes[0].registers[v.name].storage}>(R + {offset}, {self.scopes[0].registers[v.name].c}); "
+            f"*({self.scopes[0].registers[v.name].storage}_at*)(R + {offset}) = {self.scopes[0].registers[v.name].c}; "
             for v, offset in zip(self.function.results, self.result_offsets, strict=True)
             if v.space == "reg"
         )
 
     # ---- reading
     def value(self, ins: Instruction, operand: str, kind: PtxType) -> str:
-        """A C++ rvalue of type kind.c; fails for anything that is not a known operand."""
+        """A C rvalue of type kind.c; fails for anything that is not a known operand."""
         text = operand.strip()
         if (found := self.find(text)) is not None:
             return self.converted(ins, found, kind)
@@ -281,7 +281,7 @@ class Context:
         if register.storage == kind.c:
             return c
         if register.storage != register.type.storage:  # float or double
-            c = f"__builtin_bit_cast({register.type.storage}, {c})"
+            c = register.type.to_bits(c)
             return c if register.type.storage == kind.c else self.reinterpret(c, kind)
         return self.reinterpret(c, kind)
 
@@ -300,21 +300,19 @@ class Context:
         return f"arrived({register.c}, {ins.site()})" if register.late else register.c
 
     def reinterpret(self, expression: str, kind: PtxType) -> str:
-        if kind.kind == "f":
-            return f"__builtin_bit_cast({kind.c}, ({kind.storage})({expression}))"
-        return f"(({kind.c})({expression}))"
+        return kind.from_bits(expression)
 
     def literal(self, text: str, kind: PtxType) -> str | None:
         if re.match(r"0[fF][0-9a-fA-F]{8}$", text):
-            raw = f"__builtin_bit_cast(float, 0x{text[2:]}u)"
+            raw = f"f32_of(0x{text[2:]}u)"
             if kind.name == "f64":
                 return f"((double){raw})"
             return raw if kind.name == "f32" else f"(({kind.c})0x{text[2:]}u)"
         if re.match(r"0[dD][0-9a-fA-F]{16}$", text):
-            raw = f"__builtin_bit_cast(double, (u64)0x{text[2:]})"
+            raw = f"f64_of(0x{text[2:]}ul)"
             if kind.name == "f32":
                 return f"((float){raw})"
-            return raw if kind.name == "f64" else f"(({kind.c})0x{text[2:]}ull)"
+            return raw if kind.name == "f64" else f"(({kind.c})0x{text[2:]}ul)"
         if _INTEGER.match(text):
             number = integer(text)
             if kind.kind == "f":
@@ -377,7 +375,7 @@ class Context:
 
     # ---- writing
     def assign(self, ins: Instruction, operand: str, kind: PtxType, expression: str, *, extend: bool = False) -> str:
-        """C++ that stores an expression of type `kind` in a register; `extend` widens by sign where it is signed."""
+        """C that stores an expression of type `kind` in a register; `extend` widens by sign where it is signed."""
         if operand == "_":
             return f"(void)({expression});"
         register = self.register(ins, operand)
@@ -389,13 +387,13 @@ class Context:
         if kind.kind == "f":
             if register.storage == kind.c:
                 return f"{register.c} = {expression};"
-            word = f"__builtin_bit_cast({kind.storage}, ({kind.c})({expression}))"
+            word = kind.to_bits(f"({kind.c})({expression})")
         elif extend and kind.kind == "s":
             word = f"({register.type.storage})(s{register.type.bits})({kind.c})({expression})"
         else:
             word = f"({kind.storage})({expression})"
         if register.storage != register.type.storage:
-            word = f"__builtin_bit_cast({register.storage}, ({register.type.storage}){word})"
+            word = register.type.from_bits(word)
         return f"{register.c} = {word};"
 
     def pair(self, ins: Instruction, operand: str) -> tuple[str, str | None]:
@@ -415,11 +413,11 @@ class Context:
         if not (narrow or near) and found is not None and found.type.bits < 64:
             raise ins.fail("a 64-bit address is needed")
         if not (narrow or near) and found is None and (space := self.space_of(base)):
-            return f"(generic_from_{space}(self, {self.value(ins, base, kind)}) + ({offset}ll))"
-        return f"({'u32' if narrow else 'u64'})({self.value(ins, base, kind)} + ({offset}ll))"
+            return f"(generic_from_{space}(self, {self.value(ins, base, kind)}) + ({offset}l))"
+        return f"({'u32' if narrow else 'u64'})({self.value(ins, base, kind)} + ({offset}l))"
 
     def param_pointer(self, ins: Instruction, operand: str, nbytes: int, *, write: bool) -> str:
-        """A C++ pointer to `nbytes` bytes of .param space at "[name+offset]" or "[register+offset]"."""
+        """A C pointer to `nbytes` bytes of .param space at "[name+offset]" or "[register+offset]"."""
         m = _ADDRESS.match(operand)
         found = self.find_param(m.group(1)) if m else None
         if m is None or found is None:

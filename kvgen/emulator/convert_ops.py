@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgen.emulator import packed_ops
 from kvgen.emulator.context import Context, Handler, Instruction
-from kvgen.emulator.float_ops import ROUND_CODE, ROUNDINGS, half_family
+from kvgen.emulator.float_ops import ROUND_CODE, ROUNDINGS, half_family, to_half
 from kvgen.emulator.ptxtypes import PtxType
 
 _SCALARS = "u8 s8 u16 s16 u32 s32 u64 s64 f32 f64 f16 bf16"
@@ -43,7 +43,9 @@ def _between_integers(ins: Instruction, target: PtxType, source: PtxType, a: str
     (low, high), (least, most) = _range(target), _range(source)
     if low <= least and most <= high:
         raise ins.fail(f".sat: every .{source.name} is a .{target.name}")
-    return f"saturate<{target.c}>({a})"
+    signs = [str(k.kind == "s").lower() for k in (source, target)]
+    wide = f"(u64)({'s64' if source.kind == 's' else 'u64'}){a}"
+    return f"({target.c})emu_saturate({wide}, {', '.join(signs)}, {target.bits})"
 
 
 def _takes_ftz(ins: Instruction, target: PtxType, source: PtxType) -> bool:
@@ -56,7 +58,7 @@ def _takes_sat(ins: Instruction, *kinds: PtxType) -> bool:
 
 def _as_float(source: PtxType, a: str, ftz: bool) -> str:
     if source.kind == "h":  # .ftz is about f32: a subnormal half is a normal f32
-        return f"{half_family(source)}::value({a})"
+        return f"{half_family(source)}_value({a})"
     return f"ftz({a})" if ftz and source.name == "f32" else a
 
 
@@ -65,7 +67,7 @@ def _to_integer(ins: Instruction, target: PtxType, source: PtxType, a: str) -> s
     value = _as_float(source, a, _takes_ftz(ins, target, source))
     _takes_sat(ins, source)  # out of range always saturates
     wide = "true" if source.name == "f64" or target.bits == 64 else "false"
-    return f"float_to_int<{target.c}>((double){value}, {integral}, {wide})"
+    return f"emu_float_to_{target.c}((double){value}, {integral}, {wide})"
 
 
 def _from_integer(ins: Instruction, target: PtxType, source: PtxType, a: str) -> str:
@@ -76,9 +78,9 @@ def _from_integer(ins: Instruction, target: PtxType, source: PtxType, a: str) ->
     wide = f"(u64)({'s64' if signed else 'u64'}){a}"
     if target.kind == "h":
         exact = f"emu_odd_from_int({wide}, {signed})"
-        return f"emu_encode({f'clamp01({exact})' if sat else exact}, FORMAT_{target.name.upper()}, {rounding}, 0)"
+        return f"emu_encode({f'clamp01_f64({exact})' if sat else exact}, FORMAT_{target.name.upper()}, {rounding}, 0)"
     value = f"({target.c}){a}" if rounding == "ROUND_N" else f"emu_int_to_{target.name}({wide}, {signed}, {rounding})"
-    return f"clamp01({value})" if sat else value
+    return f"clamp01_{target.name}({value})" if sat else value
 
 
 def _between_floats(ins: Instruction, target: PtxType, source: PtxType, a: str) -> str:
@@ -86,23 +88,30 @@ def _between_floats(ins: Instruction, target: PtxType, source: PtxType, a: str) 
     value = _as_float(source, a, ftz)
     integral = ins.modifiers.optional(tuple(_INTEGRAL)) if target == source else None
     if integral:
-        value = f"float_to_integral({value}, {_INTEGRAL[integral]})"
+        value = f"emu_integral_{_float_name(source)}({value}, {_INTEGRAL[integral]})"
     rounding = _rounding(ins, target, source)
     sat = _takes_sat(ins, target, source)
     relu = finite = False
     if target.kind == "h" and source.name == "f32" and rounding in ("rn", "rz") and not (ftz or sat):
         relu, finite = ins.modifiers.flag("relu"), ins.modifiers.flag("satfinite")
     if target.kind == "h":
-        value = f"clamp01({value})" if sat else f"float_max_nan({value}, 0.0f)" if relu else value
+        value = (
+            f"clamp01_{_float_name(source)}({value})" if sat else f"emu_max_nan_f32({value}, 0.0f)" if relu else value
+        )
         if rounding == "rn" and source.name == "f32" and not finite:
-            return f"{half_family(target)}::from({value})"
+            return to_half(target, value)
         return f"emu_encode({value}, FORMAT_{target.name.upper()}, {ROUND_CODE[rounding or 'rn']}, {int(finite)})"
     if target.name == "f32" and source.name == "f64" and rounding != "rn":
-        value = f"bits<float>(emu_encode({value}, FORMAT_F32, {ROUND_CODE[rounding or 'rn']}, 0))"
+        value = f"f32_of(emu_encode({value}, FORMAT_F32, {ROUND_CODE[rounding or 'rn']}, 0))"
     value = f"({target.c})({value})"
     if ftz and target.name == "f32":
         value = f"ftz({value})"
-    return f"clamp01({value})" if sat else f"canonical({value})"
+    return f"{'clamp01' if sat else 'canonical'}_{target.name}({value})"
+
+
+def _float_name(source: PtxType) -> str:
+    """The type in which a float of the source is computed with."""
+    return "f64" if source.name == "f64" else "f32"
 
 
 def _rounding(ins: Instruction, target: PtxType, source: PtxType) -> str | None:

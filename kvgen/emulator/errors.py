@@ -23,7 +23,7 @@ class TranslateError(EmulatorError):
 
 
 class HostCompilerError(EmulatorError):
-    """The host C++ compiler is missing or refused the translated kernel."""
+    """A compiler of this machine is missing or refused the translated kernel."""
 
 
 class KernelFault(EmulatorError):
@@ -32,7 +32,7 @@ class KernelFault(EmulatorError):
     `kind` is one word: global_out_of_bounds, read_only, shared_out_of_bounds, local_out_of_bounds, param_out_of_bounds,
     misaligned, uninitialised, in_flight, race, divergent_barrier, bad_barrier, warp_mask, warp_mismatch, deadlock,
     runaway, trap, assert, bad_call, stack_overflow, arithmetic, bad_copy, bad_mbarrier, bad_tensor_map, proxy_fence,
-    missing_fence, bad_descriptor, bad_cluster, exited_block, before_grid_wait, bad_registers or not_constant; the
+    missing_fence, bad_descriptor, bad_cluster, exited_block, before_grid_wait, after_trigger, bad_registers or not_constant; the
     emulator's README explains them. `block` and `thread` are (x, y, z), None where no thread is to blame. `level` is
     "hardware" for what hardware can get wrong, "check" where only a rule says so that mode "hardware" does not have.
     `source` is "file:line" of the innermost inlined function, `inlined_at` the call sites outwards, `buffer` a buffer or

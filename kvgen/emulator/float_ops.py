@@ -17,7 +17,13 @@ Typed = Callable[[Context, Instruction, PtxType], str]
 
 
 def half_family(kind: PtxType) -> str:
-    return "Bfloat" if kind.bfloat else "Half"
+    """The beginning of the names of helpers for a 16-bit format."""
+    return "bfloat" if kind.bfloat else "half"
+
+
+def to_half(kind: PtxType, value: str) -> str:
+    """C that rounds an f32 to a 16-bit format, to nearest."""
+    return f"emu_to_{half_family(kind)}({value})"
 
 
 def _flush(expression: str, kind: PtxType, ftz: bool) -> str:
@@ -49,12 +55,12 @@ def _computed(opcode: str, rounding: str, kind: PtxType, values: Sequence[str]) 
         padded = ", ".join([*values, *(["0"] * (3 - len(values)))])
         return f"emu_round_{kind.name}('{_SIGN[opcode]}', {ROUND_CODE[rounding]}, {padded})"
     if opcode == "fma":
-        return f"__builtin_fma{'f' if kind.name == 'f32' else ''}({', '.join(values)})"
+        return f"emu_fma_{kind.name}({', '.join(values)})"
     return f"({values[0]} {_SIGN[opcode]} {values[1]})"
 
 
 def _operation(ins: Instruction, kind: PtxType, *, mixed: bool = False) -> Callable[[Sequence[str]], str]:
-    """Takes the modifiers of an add, sub, mul or fma; gives its result as a function of C++ operands of a scalar type."""
+    """Takes the modifiers of an add, sub, mul or fma; gives its result as a function of C operands of a scalar type."""
     opcode = "fma" if ins.opcode == "mad" else ins.opcode
     ins.count(4 if opcode == "fma" else 3)
     scalar = kind.lane if kind.kind == "w" else kind
@@ -64,7 +70,7 @@ def _operation(ins: Instruction, kind: PtxType, *, mixed: bool = False) -> Calla
 
     def operation(operands: Sequence[str]) -> str:
         value = _flush(_computed(opcode, rounding, scalar, [_flush(o, scalar, ftz) for o in operands]), scalar, ftz)
-        return f"clamp01({value})" if sat else f"canonical({value})"
+        return f"{'clamp01' if sat else 'canonical'}_{scalar.name}({value})"
 
     return operation
 
@@ -83,7 +89,7 @@ def half_arithmetic(cx: Context, ins: Instruction, kind: PtxType) -> str:
         return _half(cx, ins, kind)
     f32 = TYPES["f32"]
     operation = _operation(ins, f32, mixed=True)
-    widened = [f"{half_family(kind)}::value({cx.value(ins, o, kind)})" for o in ins.operands[1:-1]]
+    widened = [f"{half_family(kind)}_value({cx.value(ins, o, kind)})" for o in ins.operands[1:-1]]
     return cx.assign(ins, ins.operands[0], f32, operation([*widened, cx.value(ins, ins.operands[-1], f32)]))
 
 
@@ -101,7 +107,7 @@ def divide(cx: Context, ins: Instruction, kind: PtxType) -> str:
         value = f"divide_approximately({a}, {b})"
     else:
         value = _computed("div", "rn" if mode == "full" else mode, kind, [a, b])
-    return cx.assign(ins, ins.operands[0], kind, f"canonical({_flush(value, kind, ftz)})")
+    return cx.assign(ins, ins.operands[0], kind, f"canonical_{kind.name}({_flush(value, kind, ftz)})")
 
 
 def root_and_reciprocal(cx: Context, ins: Instruction) -> str:
@@ -122,14 +128,14 @@ def root_and_reciprocal(cx: Context, ins: Instruction) -> str:
     if kind.name == "f64" and mode == "approx" and ins.opcode != "rsqrt":
         raise ins.fail(f"{ins.opcode}.f64 has no .approx without .ftz")
     a = _flush(a, kind, ftz)
-    suffix, one = ("f" if kind.name == "f32" else ""), f"({kind.c})1"
+    one = f"({kind.c})1"
     if ins.opcode == "rsqrt":
-        value = f"({kind.c})(1.0 / __builtin_sqrt((double){a}))"
+        value = f"({kind.c})(1.0 / emu_sqrt_f64((double){a}))"
     elif mode in ("approx", "rn"):
-        value = f"__builtin_sqrt{suffix}({a})" if ins.opcode == "sqrt" else f"({one} / {a})"
+        value = f"emu_sqrt_{kind.name}({a})" if ins.opcode == "sqrt" else f"({one} / {a})"
     else:
         value = _computed("sqrt", mode, kind, [a]) if ins.opcode == "sqrt" else _computed("div", mode, kind, [one, a])
-    return cx.assign(ins, ins.operands[0], kind, f"canonical({_flush(value, kind, ftz)})")
+    return cx.assign(ins, ins.operands[0], kind, f"canonical_{kind.name}({_flush(value, kind, ftz)})")
 
 
 def test_number(cx: Context, ins: Instruction) -> str:
@@ -139,12 +145,12 @@ def test_number(cx: Context, ins: Instruction) -> str:
     test = ins.modifiers.choice(("finite", "infinite", "number", "notanumber", "normal", "subnormal"))
     a = cx.value(ins, ins.operands[1], kind)
     value = {
-        "finite": f"__builtin_isfinite({a})",
-        "infinite": f"(__builtin_isinf({a}) != 0)",
-        "number": f"!is_nan({a})",
-        "notanumber": f"is_nan({a})",
-        "normal": f"(__builtin_isnormal({a}) || {a} == 0)",
-        "subnormal": f"(__builtin_isfinite({a}) && !__builtin_isnormal({a}) && {a} != 0)",
+        "finite": f"is_finite_{kind.name}({a})",
+        "infinite": f"(!is_finite_{kind.name}({a}) && !is_nan_{kind.name}({a}))",
+        "number": f"!is_nan_{kind.name}({a})",
+        "notanumber": f"is_nan_{kind.name}({a})",
+        "normal": f"(is_finite_{kind.name}({a}) && !is_subnormal_{kind.name}({a}))",
+        "subnormal": f"is_subnormal_{kind.name}({a})",
     }[test]
     return cx.assign(ins, ins.operands[0], TYPES["pred"], value)
 
@@ -153,7 +159,7 @@ def copysign(cx: Context, ins: Instruction) -> str:
     ins.count(3)
     kind = ins.modifiers.type("f32 f64")
     sign, value = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    return cx.assign(ins, ins.operands[0], kind, f"copy_sign({sign}, {value})")
+    return cx.assign(ins, ins.operands[0], kind, f"copysign_{kind.name}({sign}, {value})")
 
 
 # ---------------------------------------------------------------- halves
@@ -180,8 +186,8 @@ def _half(cx: Context, ins: Instruction, kind: PtxType) -> str:
         flags.append("H_SAT")
     values = [cx.value(ins, o, kind) for o in ins.operands[1:]]
     values += ["0"] * (3 - len(values))
-    name = "half_op2" if kind.kind == "p" else "half_op"
-    value = f"{name}<{half_family(kind)}, {operation}, {' | '.join(flags) or '0'}>({', '.join(values)})"
+    name = "emu_half2" if kind.kind == "p" else "emu_half"
+    value = f"{name}({int(kind.bfloat)}, {operation}, {' | '.join(flags) or '0'}, {', '.join(values)})"
     return cx.assign(ins, ins.operands[0], kind, value)
 
 
@@ -197,8 +203,8 @@ def min_max(cx: Context, ins: Instruction, kind: PtxType) -> str:
         if xorsign and not magnitude:
             raise ins.fail(".xorsign needs .abs")
     values = [_flush(cx.value(ins, o, kind), kind, ftz) for o in ins.operands[1:]]
-    compared = [f"float_abs({v})" for v in values] if magnitude else values
-    function = f"float_{ins.opcode}{'_nan' if nan else ''}"
+    compared = [f"abs_{kind.name}({v})" for v in values] if magnitude else values
+    function = f"emu_{ins.opcode}{'_nan' if nan else ''}_{kind.name}"
     value = compared[0]
     for other in compared[1:]:
         value = f"{function}({value}, {other})"
@@ -213,11 +219,11 @@ def sign_change(cx: Context, ins: Instruction, kind: PtxType) -> str:
     ftz = _takes_ftz(ins, kind)
     a = cx.value(ins, ins.operands[1], kind)
     if kind.kind == "f":
-        return cx.assign(ins, ins.operands[0], kind, f"float_{ins.opcode}({_flush(a, kind, ftz)})")
+        return cx.assign(ins, ins.operands[0], kind, f"{ins.opcode}_{kind.name}({_flush(a, kind, ftz)})")
     mask = "0x8000u" if kind.kind == "h" else "0x80008000u"
     sign = f"& ~{mask}" if ins.opcode == "abs" else f"^ {mask}"
     if ftz:
-        a = f"Half::flush({a})" if kind.kind == "h" else kind.each_lane([a], lambda v: f"Half::flush({v[0]})")
+        a = f"half_flush({a})" if kind.kind == "h" else kind.each_lane([a], lambda v: f"half_flush({v[0]})")
     return cx.assign(ins, ins.operands[0], kind, f"({a} {sign})")
 
 
@@ -234,9 +240,7 @@ def transcendental(cx: Context, ins: Instruction) -> str:
         return _half(cx, ins, kind)
     ftz = ins.opcode != "tanh" and _takes_ftz(ins, kind)
     a = _flush(cx.value(ins, ins.operands[1], kind), kind, ftz)
-    function = {"ex2": "exp2f", "lg2": "log2f", "sin": "sinf", "cos": "cosf", "tanh": "tanhf"}[ins.opcode]
-    value = _flush(f"__builtin_{function}({a})", kind, ftz)
-    return cx.assign(ins, ins.operands[0], kind, f"canonical({value})")
+    return cx.assign(ins, ins.operands[0], kind, f"canonical_f32({_flush(f'emu_{ins.opcode}({a})', kind, ftz)})")
 
 
 _FLOATS = f"f32 f64 {HALVES}"

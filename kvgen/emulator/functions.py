@@ -1,4 +1,4 @@
-"""One PTX function, .func or .entry, to one C++ function."""
+"""One PTX function, .func or .entry, to one C function."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class FunctionWriter:
         self.loops = False  # the block that begins is where a loop comes back to
         self.loop_heads: frozenset[str] = _loop_heads(function.statements)
         self.body: list[str] = []
-        self.lines: list[str] = []  # the C++ function, once written
+        self.lines: list[str] = []  # the C function, once written
         self.prologue: list[str] = []
         self.cx = Context(function, symbols, self.is_entry, late_registers(function.statements))
         self.frame_bytes = 0
@@ -121,7 +121,7 @@ class FunctionWriter:
             if v.space == "reg":
                 register = self.cx.declare(v.name, v.type, v.line)
                 register.used = True
-                self.prologue.append(f"{register.c} = load<{register.storage}>(P + {offset});")
+                self.prologue.append(f"{register.c} = *(const {register.storage}_at*)(P + {offset});")
         for v in self.function.results:
             if v.space == "reg":
                 self.cx.declare(v.name, v.type, v.line).used = True
@@ -159,7 +159,7 @@ class FunctionWriter:
         if v.name in self.cx.locals:
             raise TranslateError(f".local {v.name!r} is declared twice", ptx_line=v.line)
         self.cx.locals[v.name] = (f"l{mangle(v.name)}", v.nbytes, v.align)
-        self.frame_bytes += v.nbytes + _REDZONE
+        self.frame_bytes += v.nbytes + _REDZONE + v.align
 
     def _param(self, v: Variable) -> None:
         place = self.cx.declare_param(v)
@@ -226,10 +226,10 @@ class FunctionWriter:
         if words[0] in _ENDS_BLOCK:
             self.new_block = True
 
-    # ---- C++
+    # ---- C
     @property
     def declaration(self) -> str:
-        """The C++ head. Functions are not inlined, so that one's frame is at most twice what `frame_bytes` says."""
+        """The C head. Functions are not inlined, so that one's frame is at most twice what `frame_bytes` says."""
         if self.is_entry:
             return f"EMU_BODY void {self.name}(Thread* const self)"
         return f"EMU_BODY void {self.name}(Thread* const self, const u8* const P, u8* const R)"
@@ -244,17 +244,19 @@ class FunctionWriter:
         lines = [
             f"{self.declaration} {{",
             "u32* const bb = self->blocks; u32 carry = 0; (void)bb; (void)carry;",
-            f"enum : u64 {{ PARAM_BYTES = {cx.param_bytes} }};",
+            f"enum {{ PARAM_BYTES = {cx.param_bytes} }};",
         ]
         if self.is_entry:
             lines.append("const u8* const P = self->params; (void)P; self->locals = nullptr;")
         if cx.locals or cx.allocates:
-            lines.append("const LocalFrame frame(self);")
+            lines.append("const LocalArray* const outer = self->locals;")
         for name, nbytes, align in cx.locals.values():
-            lines.append(f"alignas({max(align, 16)}) u8 {name}[{nbytes + _REDZONE}];")
+            lines.append(f"u8 room{name}[{nbytes + _REDZONE + align}];")  # few compilers align a stack further than 16
+            lines.append(f"u8* const {name} = (u8*)(((u64)room{name} + {align - 1}) & -(u64){align});")
             lines.append(f"const LocalArray a{name} = {{self->locals, {name}, {nbytes}}}; self->locals = &a{name};")
-        lines += [f"alignas(16) u8 {name}[{nbytes}];" for name, nbytes in cx.param_locals]
+        lines += [f"u8 {name}[{nbytes}] EMU_ALIGNED;" for name, nbytes in cx.param_locals]
         if cx.late_count:
-            lines.append(f"enum : u32 {{ LATE = {cx.late_count} }}; u32 late[LATE] = {{}};")
+            lines.append(f"enum {{ LATE = {cx.late_count} }}; u32 late[LATE] = {{0}};")
         lines += [f"{storage} {', '.join(names)};" for storage, names in by_storage.items()]
-        self.lines = [*lines, *self.prologue, *self.body, cx.epilogue() + "}"]
+        last = ["self->locals = outer;"] if cx.locals or cx.allocates else []
+        self.lines = [*lines, *self.prologue, *self.body, cx.epilogue(), "leave:;", *last, "}"]

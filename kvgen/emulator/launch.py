@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from kvgen.emulator.abi import BufferInfo, FaultRecord, LaunchInfo, SiteCount
+from kvgen.emulator.abi import BufferInfo, FaultRecord, KeptPage, LaunchInfo, SiteCount
 from kvgen.emulator.counters import Counters, Site, Tally
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault
 from kvgen.emulator.host import Built, build_object, cores
-from kvgen.emulator.padding import Saved
+from kvgen.emulator.padding import PAGE_BYTES, Pages, Probing
 from kvgen.emulator.writer import KernelFacts
 
 Schedule = Literal["ascending", "descending"] | int
@@ -31,8 +31,8 @@ _SHARED_LIMIT = 232448  # 227 KiB: what one block may have on sm_90
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch. `settled`: no
-    kernel that could still be running writes it, so that it may be read before griddepcontrol.wait."""
+    """Memory that a launch may touch: `nbytes` bytes from `address`. Names are unique within a launch. `settled`: no kernel
+    before or behind this one writes it, so that it may be read before griddepcontrol.wait and after launch_dependents."""
 
     name: str
     address: int
@@ -111,7 +111,8 @@ class Kernel:
         global memory the kernel may touch; fast mode does not look at it. `schedule` is the order in which threads that
         can run do so: a number seeds a random one. `workers` is the most OS threads to spread blocks over, by default one
         a core; results and reports do not depend on it. `programmatic` launches as with programmatic stream serialization:
-        check mode then faults on global memory that is touched before griddepcontrol.wait. `cluster` is how many blocks
+        check mode then faults on global memory that is touched before griddepcontrol.wait, or read after
+        griddepcontrol.launch_dependents. `cluster` is how many blocks
         share a cluster along each axis, by default what the kernel was compiled for. `registers` are a thread's where
         setmaxnreg moves them, a cubin's count; by default what ptxas makes of the PTX.
 
@@ -143,8 +144,7 @@ class Kernel:
             seed=seed & (2**64 - 1), workers=workers, programmatic=int(programmatic), registers=registers, params=params[1],
             buffer_count=len(buffers), buffers=infos, executed=executed,
         )  # fmt: skip
-        saved = Saved(buffers) if self._library.mode == "hardware" else None
-        sites = self._library.run(self.name, info, len(self._facts.blocks), saved)
+        sites = self._library.run(self.name, info, len(self._facts.blocks), [b for b in buffers if b.writable])
         names = tuple(b.name for b in buffers)
         counts = (info.warp_operations, info.barriers, info.peak_in_flight)
         return Counters((Tally(self._lines, self._facts.blocks, tuple(executed), names, sites, *counts),))
@@ -217,20 +217,24 @@ class Library:
         self._runtime.emu_fault_record.restype = ctypes.POINTER(FaultRecord)
         self._runtime.emu_suspicion.restype = ctypes.POINTER(FaultRecord)
         self._runtime.emu_printed.restype = ctypes.c_void_p
+        if mode == "hardware":
+            self._runtime.emu_kept_pages.restype = ctypes.POINTER(KeptPage)
         self._program = ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL(str(built.library)), "emu_program"))
         self.kernels: Mapping[str, Kernel] = {f.name: Kernel(self, i, f) for i, f in enumerate(built.kernels)}
 
-    def run(self, kernel: str, info: LaunchInfo, blocks: int, saved: Saved | None) -> tuple[Site, ...]:
+    def run(self, kernel: str, info: LaunchInfo, blocks: int, written: Sequence[Buffer]) -> tuple[Site, ...]:
         """Perform a checked launch and return its counts by instruction; for Kernel.launch. `blocks`: how many basic
-        blocks the kernel has. With `saved`, what is suspected is probed."""
-        info.program, info.level = self._program, int(saved is not None)
+        blocks the kernel has. `written`: the buffers that it may write. In mode "hardware" what is suspected is probed."""
+        info.program, info.level = self._program, int(self.mode == "hardware")
         with _runtime_locks.setdefault(self._name, threading.Lock()):
             fault = self._once(kernel, info)
             printed = self._printed()
             sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if fault is None else ()
             suspicion = self._runtime.emu_suspicion().contents
-            if saved is not None and suspicion.set:
-                fault = self._probed(kernel, info, blocks, saved, _fault(kernel, suspicion), fault)
+            if self.mode == "hardware":
+                if suspicion.set:
+                    fault = self._probed(kernel, info, blocks, written, _fault(kernel, suspicion), fault)
+                self._runtime.emu_drop_pages()
         if printed:
             sys.stdout.write(printed)
         if fault is not None:
@@ -242,14 +246,15 @@ class Library:
         kernel: str,
         info: LaunchInfo,
         blocks: int,
-        saved: Saved,
+        written: Sequence[Buffer],
         suspected: KernelFault,
         fault: KernelFault | None,
     ) -> KernelFault | None:
         """What the launch `info` is to be blamed for, which ended in `fault` after it had been suspected."""
         if fault is not None:
             return fault.because(f"before it, {suspected}")
-        consequence = saved.consequence(info, blocks, lambda probe: self._once(kernel, probe))
+        probing = Probing(written, self._kept)
+        consequence = probing.consequence(info, blocks, lambda probe: self._once(kernel, probe))
         if consequence is None:
             return None
         return suspected.because(f"it matters: with other bytes there {consequence}")
@@ -259,6 +264,12 @@ class Library:
         if status > 1:
             raise EmulatorError(f"{kernel}: no memory for the stacks of the block's threads")
         return _fault(kernel, self._runtime.emu_fault_record().contents) if status else None
+
+    def _kept(self) -> Pages:
+        """The pages that the launch and its probes have written, as they were before it."""
+        count = ctypes.c_uint64()
+        pages = self._runtime.emu_kept_pages(ctypes.byref(count))
+        return {pages[i].address: ctypes.string_at(pages[i].bytes, PAGE_BYTES) for i in range(count.value)}
 
     def _printed(self) -> str:
         """What the kernel printed, in the order of its blocks."""

@@ -62,7 +62,7 @@ def _hints(ins: Instruction, space: str | None, kind: PtxType, sizes: Sequence[s
 
 
 def pointer_to(cx: Context, ins: Instruction, operand: str, space: str | None, nbytes: int, flags: str) -> str:
-    """A C++ pointer to checked memory."""
+    """A C pointer to checked memory."""
     if space in ("shared", "shared::cta"):
         return f"at_shared(self, {cx.address(ins, operand, narrow=True)}, {nbytes}, {flags}, {ins.site()})"
     if space == "shared::cluster":
@@ -149,15 +149,15 @@ def store(cx: Context, ins: Instruction) -> str:
         pointer = cx.param_pointer(ins, ins.operands[0], nbytes * len(names), write=True)
     else:
         pointer = pointer_to(cx, ins, ins.operands[0], space, nbytes * len(names), flags)
-    code = f"u8* p = {pointer}; " + ("emu_spins = 0; " if strong else "")
+    code = f"u8* p = {pointer}; " + ("*self->spins = 0; " if strong else "")
     return code + " ".join(
-        f"*({raw.c}_at*)(p + {i * nbytes}) = {_as_bits(kind, raw, v, cx.find(names[i]) is None)};"
+        f"*({raw.c}_at*)(p + {i * nbytes}) = {_as_bits(kind, v, cx.find(names[i]) is None)};"
         for i, v in enumerate(values)
     )
 
 
-def _as_bits(kind: PtxType, raw: PtxType, value: str, literal: bool) -> str:
-    return f"bits<{raw.c}>({value})" if kind.kind == "f" and literal else value
+def _as_bits(kind: PtxType, value: str, literal: bool) -> str:
+    return kind.to_bits(value) if kind.kind == "f" and literal else value
 
 
 # ---------------------------------------------------------------- caches

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgen.emulator.context import Context, Instruction
-from kvgen.emulator.float_ops import ROUND_CODE, half_family
+from kvgen.emulator.float_ops import ROUND_CODE, half_family, to_half
 from kvgen.emulator.ptxtypes import TYPES, PtxType, bit_type
 
 _FP8 = ("e4m3x2", "e5m2x2")
@@ -54,11 +54,11 @@ def _floats(cx: Context, ins: Instruction, source: PtxType) -> list[str]:
         return [cx.value(ins, o, source) for o in ins.operands[1:]]
     ins.count(2)
     a = cx.value(ins, ins.operands[1], source)
-    return [f"{half_family(source)}::value((u16)({a} >> {shift}))" for shift in (16, 0)]
+    return [f"{half_family(source)}_value((u16)({a} >> {shift}))" for shift in (16, 0)]
 
 
 def _clamped(values: Sequence[str], relu: bool) -> list[str]:
-    return [f"float_max_nan({v}, 0.0f)" for v in values] if relu else list(values)
+    return [f"emu_max_nan_f32({v}, 0.0f)" for v in values] if relu else list(values)
 
 
 def _format(kind: PtxType) -> str:
@@ -85,7 +85,7 @@ def _to_halves(cx: Context, ins: Instruction, target: PtxType) -> str:
     relu, finite = ins.modifiers.flag("relu"), ins.modifiers.flag("satfinite")
     values = _clamped(_floats(cx, ins, F32), relu)
     if rounding == "rn" and not finite:
-        high, low = (f"{half_family(target)}::from({v})" for v in values)
+        high, low = (to_half(target, v) for v in values)
     else:
         high, low = (f"emu_encode({v}, {_format(target)}, {ROUND_CODE[rounding]}, {int(finite)})" for v in values)
     return _packed(cx, ins, target, high, low)
@@ -105,7 +105,7 @@ def _from_small(cx: Context, ins: Instruction, target: PtxType, source: PtxType)
     a = cx.value(ins, ins.operands[1], source)
     width = 4 if source.bits == 8 else 8
     values = [f"emu_decode((u32){a} >> {shift}, {_format(source)})" for shift in (width, 0)]
-    high, low = (f"Half::from({v})" for v in _clamped(values, ins.modifiers.flag("relu")))
+    high, low = (f"emu_to_half({v})" for v in _clamped(values, ins.modifiers.flag("relu")))
     return _packed(cx, ins, target, high, low)
 
 
@@ -135,7 +135,7 @@ def pack_integers(cx: Context, ins: Instruction) -> str:
     high, low = (cx.value(ins, o, S32) for o in ins.operands[1:3])
     least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if narrow[0] == "s" else (0, (1 << bits) - 1)
     mask = (1 << bits) - 1
-    clamped = [f"((u32)larger<s32>({least}, smaller<s32>({most}, {v})) & {mask}u)" for v in (high, low)]
+    clamped = [f"((u32)larger_s32({least}, smaller_s32({most}, {v})) & {mask}u)" for v in (high, low)]
     value = f"{clamped[0]} << {bits} | {clamped[1]}"
     if c:
         value += f" | {cx.value(ins, ins.operands[3], U32)} << {2 * bits}"

@@ -1,4 +1,4 @@
-"""The scalar types of PTX and the C++ types that hold them."""
+"""The scalar types of PTX and the C types that hold them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class PtxType:
-    """A type as instructions name it. `storage` is the unsigned C++ type of a register that holds it.
+    """A type as instructions name it. `c` is its C type, `storage` the unsigned C type of a register that
+    holds it.
 
     `kind` is one of u s b (integers), f (f32, f64), h (f16, bf16), m (formats of 19 bits and less that only cvt knows),
     pred; and of packed pairs: p (halves), q (16-bit integers), w (f32), n (formats of 8 bits and less).
@@ -36,17 +37,31 @@ class PtxType:
         """The type of one half of a packed pair."""
         return TYPES[self.name.removesuffix("x2")]
 
+    @property
+    def suffix(self) -> str:
+        """The end of the names of helpers that take the type's C type."""
+        return {"float": "f32", "double": "f64"}.get(self.c, self.c)
+
+    def from_bits(self, expression: str) -> str:
+        """C that makes a value of the type of its bits."""
+        if self.kind == "f":
+            return f"{self.name}_of(({self.storage})({expression}))"
+        return f"(({self.c})({expression}))"
+
+    def to_bits(self, expression: str) -> str:
+        """C of the bits, as an unsigned number, of a value of the type."""
+        if self.kind == "f":
+            return f"bits_{self.name}({expression})"
+        return f"(({self.storage})({expression}))"
+
     def each_lane(self, values: Sequence[str], scalar: Callable[[Sequence[str]], str]) -> str:
-        """C++ of a packed operation: `scalar` gives one lane's expression from that lane of every value."""
+        """C of a packed operation: `scalar` gives one lane's expression from that lane of every value."""
         lane, half = self.lane, self.bits // 2
 
         def part(value: str, shift: int) -> str:
-            piece = f"({lane.storage})({value} >> {shift})"
-            return f"bits<{lane.c}>({piece})" if lane.kind == "f" else f"({lane.c}){piece}"
+            return lane.from_bits(f"({lane.storage})({value} >> {shift})")
 
-        low, high = (
-            f"bits<{lane.storage}>(({lane.c})({scalar([part(v, shift) for v in values])}))" for shift in (0, half)
-        )
+        low, high = (lane.to_bits(f"({lane.c})({scalar([part(v, shift) for v in values])})") for shift in (0, half))
         return f"(({self.c}){high} << {half} | {low})"
 
 

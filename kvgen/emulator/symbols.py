@@ -1,4 +1,4 @@
-"""What the names in PTX stand for: registers, parameters, variables and functions, each with its C++ expression."""
+"""What the names in PTX stand for: registers, parameters, variables and functions, each with its C expression."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvgen.emulator.ptxtypes import PtxType
 
 
 def mangle(name: str, scope: int = 0) -> str:
-    """A C++ name; PTX names are made of word characters and $, after % perhaps."""
+    """A C name; PTX names are made of word characters and $, after % perhaps."""
     return f"v{scope}_{name[1:]}" if name.startswith("%") else f"w{scope}_{name}"
 
 
 @dataclass(slots=True)
 class Register:
-    """`late`: it may hold the token of a wgmma that nobody has waited for; only moves may read that. `storage` is the C++ type of
+    """`late`: it may hold the token of a wgmma that nobody has waited for; only moves may read that. `storage` is the C type of
     the variable: floats lie in float registers of the host, all else is unsigned."""
 
     c: str
@@ -30,7 +30,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlace:
-    """Bytes of .param space: `c` is a C++ pointer to them, `address` theirs in that space."""
+    """Bytes of .param space: `c` is a C pointer to them, `address` theirs in that space."""
 
     c: str
     address: str
@@ -51,7 +51,7 @@ class Signature:
 class Callee:
     """What a call of a known function needs.
 
-    `c` is the C++ function, "" where the module has only a declaration; `address` what a function pointer holds, None
+    `c` is the C function, "" where the module has only a declaration; `address` what a function pointer holds, None
     for a function of the runtime. `recurses` says that the function may call itself, directly or through others.
     """
 
@@ -64,10 +64,10 @@ class Callee:
 
 @dataclass(slots=True)
 class Symbols:
-    """Module-level names: C++ expressions of their addresses, and functions.
+    """Module-level names: C expressions of their addresses, and functions.
 
     Addresses of `globals` are generic, those of `shared` and `constants` are in that space. `undefined` are variables
-    declared but not defined; `function_table` is the C++ table of functions and its length, `most_frame` the most stack
+    declared but not defined; `function_table` is the C table of functions and its length, `most_frame` the most stack
     one of them takes.
     """
 

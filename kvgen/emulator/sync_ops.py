@@ -52,10 +52,11 @@ def nanosleep(cx: Context, ins: Instruction) -> str:
 
 
 def dependent_launch(cx: Context, ins: Instruction) -> str:
-    """griddepcontrol: launches follow one another here; check mode looks whether .wait comes before it is needed."""
+    """griddepcontrol: launches follow one another here; check mode looks whether .wait comes before it is needed, and
+    .launch_dependents behind the block's last read."""
     action = ins.modifiers.choice(("wait", "launch_dependents"))
     ins.count(0)
-    return "emu_grid_wait();" if action == "wait" else ""
+    return "emu_grid_wait();" if action == "wait" else f"emu_grid_trigger({ins.site()});"
 
 
 # ---------------------------------------------------------------- barriers

@@ -60,14 +60,14 @@ def form(
     m: int, n: int, k: int, a: str, b: str, d: str, *, saturate: bool = False, more: str = "1, false, false"
 ) -> str:
     """The MatrixForm of an instruction, as a declaration."""
-    kinds = ", ".join(f"Element::{kind.upper()}" for kind in (a, b, d))
+    kinds = ", ".join(f"ELEMENT_{kind.upper()}" for kind in (a, b, d))
     return f"static const MatrixForm form = {{{m}, {n}, {k}, {kinds}, {str(saturate).lower()}, {more}}}; "
 
 
 def words(cx: Context, ins: Instruction, names: Sequence[str]) -> str:
-    """The 32-bit registers `names`, as a C++ initialiser; a number with a point in it is an f32."""
+    """The 32-bit registers `names`, as a C initialiser; a number with a point in it is an f32."""
     bits = (
-        f"bits<u32>({cx.value(ins, name, TYPES['f32'])})" if "." in name else cx.value(ins, name, B32) for name in names
+        f"bits_f32({cx.value(ins, name, TYPES['f32'])})" if "." in name else cx.value(ins, name, B32) for name in names
     )
     return "{" + ", ".join(bits) + "}"
 
@@ -150,12 +150,12 @@ def multiply_matrix(cx: Context, ins: Instruction) -> str:
     code = form(rows, 8, k, a, b, d, saturate=saturate)
     if a == "f64":
         values = ["{" + ", ".join(cx.value(ins, x, F64) for x in o) + "}" for o in operands[1:]]
-        call, kind, ctype = "emu_mma_f64(d, a, b, form", F64, "double"
+        call, kind, ctype = "emu_mma_f64(d, a, b, &form", F64, "double"
     else:
         values = [words(cx, ins, o) for o in operands[1:]]
-        call, kind, ctype = "emu_mma(d, a, b, form", B32, "u32"
+        call, kind, ctype = "emu_mma(d, a, b, &form", B32, "u32"
         if logic:
-            call = f"emu_mma_b1(d, a, b, form, {int(logic == 'xor')}"
+            call = f"emu_mma_b1(d, a, b, &form, {int(logic == 'xor')}"
     code += f"const {ctype} a[] = {values[0]}, b[] = {values[1]}; {ctype} d[] = {values[2]}; {call}, {ins.site()}); "
     return code + " ".join(cx.assign(ins, x, kind, f"d[{i}]") for i, x in enumerate(operands[0]))
 

@@ -1,4 +1,4 @@
-"""Variables of a module in C++, and where shared ones lie in a block's window."""
+"""Variables of a module in C, and where shared ones lie in a block's window."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def readable(symbol: str) -> str:
 
 # ---------------------------------------------------------------- global and constant
 def storage(v: Variable, name: str) -> str:
-    """The C++ bytes of a global variable; a launch fills them from its `initial`."""
+    """The C bytes of a global variable; a launch fills them from its `initial`."""
     if v.nbytes > _GLOBAL_LIMIT:
         raise TranslateError(f"{v.name} has {v.nbytes} bytes, more than the emulator holds", ptx_line=v.line)
-    return f"alignas({max(v.align, 16)}) static u8 {name}[{v.nbytes + _REDZONE}];"
+    return f"static u8 {name}[{v.nbytes + _REDZONE}] __attribute__((aligned({max(v.align, 16)})));"
 
 
-def initial(v: Variable, name: str, addresses: Mapping[str, str]) -> str:
-    """A C++ constant that begins with the variable's initial value; a .const variable is that constant.
+def initial(v: Variable, name: str, addresses: Mapping[str, str]) -> tuple[str, str]:
+    """A C variable that begins with the variable's initial value, and statements that fill in the addresses in it; a .const
+    variable is that C variable.
 
     `addresses` are generic ones, and under ".const NAME" those in the constant space."""
-    fields, values = [], []
+    fields, values, filled = [], [], []
     left = v.nbytes
     for i, item in enumerate(v.initial):
         if isinstance(item, Address):
@@ -57,7 +58,8 @@ def initial(v: Variable, name: str, addresses: Mapping[str, str]) -> str:
                 raise TranslateError(f"{v.name} holds the address of unknown {item.symbol!r}", ptx_line=v.line)
             fields.append(f"u64 f{i};")
             near = None if item.generic else addresses.get(f".const {item.symbol}")
-            values.append(f"{near or address} + {item.offset}")
+            values.append("0")
+            filled.append(f"{name}.f{i} = {near or address} + {item.offset};")
             left -= 8
         else:
             fields.append(f"u8 f{i}[{len(item)}];")
@@ -65,16 +67,16 @@ def initial(v: Variable, name: str, addresses: Mapping[str, str]) -> str:
             left -= len(item)
     if v.space == "const":
         fields.append(f"u8 rest[{left + _REDZONE}];")
-    align = f"alignas({max(v.align, 16)}) " if v.space == "const" else ""
-    return (
-        f"{align}static const struct __attribute__((packed)) {{ {' '.join(fields)} }} {name} = {{{', '.join(values)}}};"
-    )
+    align = f" __attribute__((aligned({max(v.align, 16)})))" if v.space == "const" else ""
+    kind = "static struct" if filled else "static const struct"
+    packed = f"{kind} __attribute__((packed)) {{ {' '.join(fields)} }}"
+    return f"{packed} {name}{align} = {{{', '.join(values) or '0'}}};", " ".join(filled)
 
 
 # ---------------------------------------------------------------- shared
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One entry's shared memory. `rows` are SharedVariable in C++; `nbytes` is what its variables take on a GPU.
+    """One entry's shared memory. `rows` are SharedVariable in C; `nbytes` is what its variables take on a GPU.
 
     `offsets` is keyed by the function that declares a variable, "" for the module, and its name.
     """
@@ -117,7 +119,7 @@ class SharedLayout:
         return found + [(n, v) for n in names for v in self.own[n]]
 
     def symbols(self, function: str, offsets: Mapping[tuple[str, str], int], dynamic: str) -> dict[str, str]:
-        """C++ addresses of what one function may name; `dynamic` is that of dynamic shared memory."""
+        """C addresses of what one function may name; `dynamic` is that of dynamic shared memory."""
         out = {v.name: dynamic for v in self.dynamic}
         for (owner, name), offset in offsets.items():
             if owner in ("", function):

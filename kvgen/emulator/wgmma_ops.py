@@ -121,7 +121,7 @@ def _multiply(cx: Context, ins: Instruction) -> str:
     descriptors = ["a, 0" if in_registers else f"nullptr, {cx.value(ins, ins.operands[1], U64)}"]
     descriptors.append(cx.value(ins, ins.operands[2], U64))
     code += (
-        f"emu_wgmma(d, {count}, {', '.join(descriptors)}, {cx.predicate(ins, ins.operands[3])}, form, {ins.site()}); "
+        f"emu_wgmma(d, {count}, {', '.join(descriptors)}, {cx.predicate(ins, ins.operands[3])}, &form, {ins.site()}); "
     )
     return code + " ".join(cx.assign(ins, name, B32, f"d[{i}]") for i, name in enumerate(sums))
 

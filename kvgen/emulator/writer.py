@@ -1,4 +1,4 @@
-"""Parsed PTX modules to C++ translation units, and what the host must know about each kernel."""
+"""Parsed PTX modules to a C translation unit, and what the host must know about each kernel."""
 
 from __future__ import annotations
 
@@ -39,42 +39,40 @@ class KernelFacts:
 
 @dataclass(slots=True)
 class Unit:
-    """One build in the making: kernels, in parts of C++ that need not be compiled together, and tables that they share."""
+    """One build in the making: C of its kernels, and tables that they share."""
 
-    parts: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     kernels: list[KernelFacts] = field(default_factory=list)
     infos: list[str] = field(default_factory=list)  # names of the kernels' KernelInfo
+    filled: list[str] = field(default_factory=list)  # statements that write addresses into initial values
     sites: dict[tuple[str, str, int, int], int] = field(default_factory=dict)
 
     def site(self, where: str, op: str, block: int, index: int) -> int:
         return self.sites.setdefault((where, op, block, index), len(self.sites))
 
-    def texts(self, most: int = 1, least_bytes: int = 0) -> list[str]:
-        """At most `most` translation units, of about one size, which `least_bytes` is a lower bound for."""
-        count = max(1, min(most, len(self.parts), sum(map(len, self.parts)) // max(least_bytes, 1)))
-        units: list[list[str]] = [[] for _ in range(count)]
-        for part in sorted(self.parts, key=len, reverse=True):
-            min(units, key=lambda unit: sum(map(len, unit))).append(part)
-        units[-1].append(self._tables())
-        return ["\n".join(['#include "device.h"', *unit, ""]) for unit in units]
+    def text(self) -> str:
+        """The translation unit."""
+        return "\n".join(['#include "kernel.h"', *self.lines, *self._tables(), ""])
 
-    def _tables(self) -> str:
+    def _tables(self) -> list[str]:
         ops = {op: i for i, op in enumerate(dict.fromkeys(op for _, op, _, _ in self.sites))}
         places = {w: i for i, w in enumerate(dict.fromkeys(w for w, _, _, _ in self.sites))}
         out = [f"static const char op_{i}[] = {quoted(op)};" for op, i in ops.items()]
         out += [f"static const char place_{i}[] = {quoted(w)};" for w, i in places.items()]
         rows = [f"{{place_{places[w]}, op_{ops[op]}, {block}}}" for w, op, block, _ in self.sites]
         out.append(f"static const Site sites[] = {{{', '.join(rows or ['{0, 0, 0}'])}}};")
-        out.append(f"extern const KernelInfo {', '.join(self.infos)};")
         out.append(f"static const KernelInfo* const kernels[] = {{{', '.join(f'&{name}' for name in self.infos)}}};")
-        exported = 'extern "C" __attribute__((visibility("default"))) const'
-        out.append(f"{exported} Program emu_program = {{sites, kernels}};")
-        out.append("const u8 emu_constants = 0;")
-        return "\n".join(out)
+        initialize = "nullptr"
+        if self.filled:
+            initialize = "initialize"
+            out.append(f"static void initialize(void) {{ {' '.join(self.filled)} }}")
+        exported = '__attribute__((visibility("default"))) const'
+        out.append(f"{exported} Program emu_program = {{sites, kernels, {initialize}}};")
+        return out
 
 
 class _ModuleWriter:
-    """One PTX module. Its C++ names begin with `prefix`, so that modules may use the same PTX names."""
+    """One PTX module. Its C names begin with `prefix`, so that modules may use the same PTX names."""
 
     def __init__(self, unit: Unit, module: Module, prefix: str) -> None:
         self.unit = unit
@@ -113,12 +111,9 @@ class _ModuleWriter:
             writer.write()
             self.writers[name] = writer
             blocks += writer.blocks
-        entries = ["\n".join(self._entry(entry, blocks)) for entry in self.module.entries]
+        entries = [line for entry in self.module.entries for line in self._entry(entry, blocks)]
         functions = [line for w in self.writers.values() for line in w.lines]
-        if common := [*self._function_table(), *variables, *functions]:
-            self.unit.parts.append("\n".join([*common, *entries]))
-        else:
-            self.unit.parts += entries
+        self.unit.lines += [*self._function_table(), *variables, *functions, *entries]
 
     def _symbols(self, shared: dict[str, str]) -> Symbols:
         undefined = [v.name for v in self.module.variables if v.extern and v.space != "shared"]
@@ -141,7 +136,7 @@ class _ModuleWriter:
             return []
         most = max(w.frame_bytes for w in self.writers.values())
         lines = [
-            f"enum : u32 {{ {self.prefix}_frame = {most} }};",
+            f"enum {{ {self.prefix}_frame = {most} }};",
             *(f"{w.declaration};" for w in self.writers.values()),
         ]
         rows = [f"{{{w.name}, {w.cx.param_bytes}, {w.cx.result_bytes}}}" for w in self.writers.values()]
@@ -174,9 +169,11 @@ class _ModuleWriter:
         for i, v in enumerate(found):
             name = f"{self.prefix}_g{i}"
             start, bytes_given = "nullptr", 0
-            place, value = storage(v, name), initial(v, name if v.space == "const" else f"{name}_initial", addresses)
+            place = storage(v, name)
+            value, filled = initial(v, name if v.space == "const" else f"{name}_initial", addresses)
             if v.name not in named:  # checked like the others
                 continue
+            self.unit.filled += [filled] if filled else []
             if v.space == "const":
                 storages.append(value)
             else:
@@ -197,7 +194,7 @@ class _ModuleWriter:
         return [*storages, *initials, f"static const GlobalVariable {self.prefix}_globals[] = {{{', '.join(rows)}}};"]
 
     def _entry(self, entry: Entry, function_blocks: Sequence[BasicBlock]) -> list[str]:
-        """The entry's C++ function and description; enters it in the unit's list of kernels."""
+        """The entry's C function and description; enters it in the unit's list of kernels."""
         if any(k.name == entry.name for k in self.unit.kernels):
             raise TranslateError(f"two kernels of one build are named {entry.name!r}", ptx_line=entry.line)
         reached = self.graph.reach(entry.name)
@@ -236,7 +233,7 @@ class _ModuleWriter:
         return [
             *writer.lines,
             f"static const SharedVariable {name}_shared[] = {{{', '.join(window.rows or ['{0, 0, 0}'])}}};",
-            f"extern const KernelInfo {name}_info = {{{info}}};",
+            f"static const KernelInfo {name}_info = {{{info}}};",
         ]
 
 

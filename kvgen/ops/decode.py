@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import mma, simt
-from kvgen.lowering.attention.listed_pages import LIST_SIZES, LISTS, check_listed
+from kvgen.lowering.attention.listed_pages import LIST_SIZES, check_listed, page_lists
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments, check_rate
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
@@ -305,7 +305,7 @@ class Decode(Op):
                 fields=(None, "q_heads", v_dim),
             ),
             *arrays,
-            *(LISTS if self._lists else ()),
+            *(page_lists(cache.kv_heads) if self._lists else ()),
             *((sinks,) if self.sinks else ()),
             *((Q_SCALE,) if self.q_dtype else ()),
             *((OUT_SCALE,) if out.name == "e4m3" else ()),

@@ -22,12 +22,14 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True)
 class Scored:
     """`logits` float64 `[T, N]`: NaN where a key or a row has none, -inf for keys that a row does not see; `seen` bool `[T, N]`:
-    those that it sees, or that are NaN; `terms` float64 `[T, N]`: the sum of magnitudes behind each score; `failed` bool `[T]`:
-    rows that are NaN throughout; the error word. Of lists, N is C and the keys of a block."""
+    those that it sees, or that are NaN; `terms` float64 `[T, N]`: the sum of magnitudes behind each score, and `largest` that of
+    each head's largest product or sum of the first 32, 64, ... products; `failed` bool `[T]`: rows that are NaN throughout; the
+    error word. Of lists, N is C and the keys of a block."""
 
     logits: Floats
     seen: NDArray[np.bool_]
     terms: Floats
+    largest: Floats
     failed: NDArray[np.bool_]
     errors: int
 
@@ -35,27 +37,26 @@ class Scored:
         """The first `columns` of each row, of which none sees more keys than there are here."""
         more = columns - self.logits.shape[1]
         if more <= 0:
-            return replace(
-                self, logits=self.logits[:, :columns], seen=self.seen[:, :columns], terms=self.terms[:, :columns]
-            )
+            of = {name: getattr(self, name)[:, :columns] for name in ("logits", "seen", "terms", "largest")}
+            return replace(self, **of)
         lost = np.repeat(self.failed[:, None], more, axis=1)
-        logits, terms = np.where(lost, np.nan, -np.inf), np.zeros(lost.shape)
-        pairs = ((self.logits, logits), (self.seen, lost), (self.terms, terms))
+        logits, none = np.where(lost, np.nan, -np.inf), np.zeros(lost.shape)
+        pairs = ((self.logits, logits), (self.seen, lost), (self.terms, none), (self.largest, none))
         wide = [np.concatenate(pair, axis=1) for pair in pairs]
-        return Scored(wide[0], wide[1], wide[2], self.failed, self.errors)
+        return Scored(wide[0], wide[1], wide[2], wide[3], self.failed, self.errors)
 
     def block_max(self, block: int, *, pin_newest: bool = False) -> Scored:
         """The largest score of each `block` keys, NaN where one is; with `pin_newest` +inf in the block of the newest key that a
-        row sees, unless one of its scores is NaN. `terms` are the largest ones."""
+        row sees, unless one of its scores is NaN. `terms` and `largest` are the largest ones."""
         blocks = -(-self.logits.shape[1] // block)
         whole = self.first(blocks * block)
-        maxima, seen, terms = (
-            x.reshape(len(x), blocks, block).max(axis=2) for x in (whole.logits, whole.seen, whole.terms)
+        maxima, seen, terms, largest = (
+            x.reshape(len(x), blocks, block).max(axis=2) for x in (whole.logits, whole.seen, whole.terms, whole.largest)
         )
         for row in np.flatnonzero(~self.failed & self.seen.any(axis=1)) if pin_newest else ():
             newest = np.flatnonzero(self.seen[row])[-1] // block
             maxima[row, newest] = np.maximum(maxima[row, newest], np.inf)
-        return Scored(maxima, seen, terms, self.failed, self.errors)
+        return Scored(maxima, seen, terms, largest, self.failed, self.errors)
 
 
 def indexer_scores(
@@ -83,8 +84,8 @@ def indexer_scores(
     """
     faults, total = FaultLog(), len(q)
     numbers = q.astype(np.float64) if q_scales is None else unpacked(q, q_scales)
-    logits, seen, terms = np.full((total, room), -np.inf), np.zeros((total, room), np.bool_), np.zeros((total, room))
-    failed = np.zeros(total, np.bool_)
+    logits, seen = np.full((total, room), -np.inf), np.zeros((total, room), np.bool_)
+    terms, largest, failed = np.zeros((total, room)), np.zeros((total, room)), np.zeros(total, np.bool_)
     wrong = row_offsets is not None and bool(total) and bad_total(row_offsets, total)
     if wrong:
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
@@ -105,11 +106,11 @@ def indexer_scores(
             continue
         visible = np.flatnonzero(found.visible[row - whose.begin])
         at = found.tokens[visible]
-        logits[row, at], terms[row, at] = _scores(numbers[row], weights[row], found.k[visible, 0])
+        logits[row, at], terms[row, at], largest[row, at] = key_scores(numbers[row], weights[row], found.k[visible, 0])
         logits[row, at[found.lost[visible]]] = np.nan
         seen[row, at] = True
     logits[failed], seen[failed] = np.nan, True
-    return Scored(logits, seen, terms, failed, faults.word)
+    return Scored(logits, seen, terms, largest, failed, faults.word)
 
 
 def candidate_scores(
@@ -132,7 +133,7 @@ def candidate_scores(
     faults, (total, count) = FaultLog(), candidates.shape
     numbers = q.astype(np.float64) if q_scales is None else unpacked(q, q_scales)
     logits, seen = np.full((total, count, block), -np.inf), np.zeros((total, count, block), np.bool_)
-    terms, failed = np.zeros((total, count, block)), np.zeros(total, np.bool_)
+    terms, largest, failed = np.zeros(seen.shape), np.zeros(seen.shape), np.zeros(total, np.bool_)
     wrong = row_offsets is not None and bool(candidates.size) and bad_total(row_offsets, total)
     if wrong:
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
@@ -159,16 +160,20 @@ def candidate_scores(
                     logits[row, c, j] = np.nan
                     continue
                 k = keys.token_numbers(whose.b, key, places[0])
-                logits[row, c, j], terms[row, c, j] = _scores(numbers[row], weights[row], k[0])
+                logits[row, c, j], terms[row, c, j], largest[row, c, j] = key_scores(numbers[row], weights[row], k[0])
     logits[failed], seen[failed] = np.nan, True
-    return Scored(logits, seen, terms, failed, faults.word)
+    return Scored(logits, seen, terms, largest, failed, faults.word)
 
 
-def _scores(q: Floats, weights: NDArray[Any], k: Floats) -> tuple[Any, Any]:
-    """Scores of keys `[n, head_dim]`, and the sums of magnitudes behind them."""
-    w = weights.astype(np.float64)
+def key_scores(q: Floats, weights: NDArray[Any], k: Floats) -> tuple[Any, Any, Any]:
+    """Scores of keys `[n, head_dim]`, and `terms` and `largest` of Scored."""
+    w, together = weights.astype(np.float64), np.zeros((len(q), *k.shape[:-1]))
     with np.errstate(invalid="ignore"):
-        return w @ np.maximum(q @ k.T, 0), np.abs(w) @ (np.abs(q) @ np.abs(k.T))
+        largest = np.abs(q).max(axis=1, initial=0).reshape(-1, *(1,) * (k.ndim - 1)) * np.abs(k).max(axis=-1, initial=0)
+        for first in range(0, q.shape[1], 32):
+            together = together + q[:, first : first + 32] @ k[..., first : first + 32].T
+            largest = np.maximum(largest, np.abs(together))
+        return w @ np.maximum(together, 0), np.abs(w) @ (np.abs(q) @ np.abs(k.T)), np.abs(w) @ largest
 
 
 def unpacked(q: NDArray[Any], q_scales: NDArray[Any]) -> Floats:

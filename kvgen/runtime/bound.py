@@ -51,7 +51,7 @@ class Bound:
         `bind` took, by name (`q=`, `out=`): of the same dtype, shape, strides and device, aligned as well. What is replaced
         stays for later calls. Whether arrays overlap is not looked at again. Raises ArgumentError for others.
 
-        NumPy arrays run to completion on the CPU machine.
+        Of host arrays the launch has run to its end, on the CPU machine, when the call returns.
         """
         if arrays or cache is not None:
             self._replace(cache, arrays)

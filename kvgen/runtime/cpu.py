@@ -1,4 +1,4 @@
-"""The `cpu` backend: the compiled kernel's PTX, executed by the emulator on NumPy arrays."""
+"""The `cpu` backend: the compiled kernel's PTX, executed by the emulator on host arrays."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan.params import Array
 from kvgen.runtime.arrays import extent
+from kvgen.runtime.cpu_mode import environment_mode, held_mode
 from kvgen.runtime.module import cpu_kernel
 from kvgen.runtime.stream import no_stream
 
@@ -47,13 +48,11 @@ class Launched:
 
 @dataclass
 class Machine:
-    """How kernels run on the CPU: the architecture whose PTX is executed (None: the set's last), the mode
-    ("check" finds races, out-of-bounds accesses and uninitialised reads; "hardware" what of that hardware can get wrong;
-    "fast" does not look) and the thread schedule.
-    `launches` logs every launch made under it, `watch` sees each of them before and after."""
+    """How launches on host arrays run: the architecture whose PTX is executed (None: the set's last), the mode and the thread
+    schedule. `launches` logs every launch made under it, `watch` sees each of them before and after."""
 
-    arch: str | None = None
-    mode: Mode = "fast"
+    arch: str | None
+    mode: Mode
     schedule: Schedule = "ascending"
     watch: Watch | None = None
     launches: list[Launched] = field(default_factory=list)
@@ -62,15 +61,31 @@ class Machine:
 _machine: ContextVar[Machine | None] = ContextVar("kvgen_cpu_machine", default=None)
 
 
+def _in_force() -> Machine:
+    """The settings of the innermost `with`, else those of the environment."""
+    return _machine.get() or Machine(None, environment_mode())
+
+
 @contextmanager
 def machine(
     arch: str | None = None,
-    mode: Mode = "fast",
+    mode: Mode | None = None,
     schedule: Schedule = "ascending",
     watch: Watch | None = None,
 ) -> Iterator[Machine]:
-    """Run the launches inside the `with` under these settings; yields the Machine with their log."""
-    chosen = Machine(arch, mode, schedule, watch)
+    """Run the launches on host arrays inside the `with` under these settings; yields an object with their log, `launches`.
+
+    mode: "check" finds out-of-bounds and misaligned accesses, races, uninitialised reads and misused barriers; "hardware" what
+    of that a GPU can get wrong; "fast" only computes. None: that of the `with` around this one, else what KVGEN_CPU_MODE says,
+    else "hardware".
+    arch: the architecture whose PTX is executed, "sm_80", "sm_89" or "sm_90a"; None: the last one that the set has of them.
+    schedule: the order of threads that can run, "ascending", "descending" or a seed from 0 on.
+
+    A bound launch runs under the settings in force when it was bound. Raises ArgumentError for another mode.
+    """
+    if mode is None:
+        mode = _in_force().mode
+    chosen = Machine(arch, held_mode(mode, "mode"), schedule, watch)
     token = _machine.set(chosen)
     try:
         yield chosen
@@ -129,7 +144,7 @@ class CpuLaunch:
         self, kernel: Kernel, cache: LayerCache, views: dict[str, ArrayView], extra: Extra, args: PackedArgs, grid: Grid
     ) -> None:
         self._kernel, self._extra, self._args, self._grid = kernel, extra, args, grid
-        self._machine = _machine.get() or Machine()
+        self._machine = _in_force()
         self._arch = _cpu_arch(kernel, self._machine.arch)
         file = kernel.file_on(self._arch)
         kernel.module.require(f"{kernel.module.name}/{file}")

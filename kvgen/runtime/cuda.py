@@ -7,9 +7,10 @@ one that torch, JAX and CuPy use.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -21,13 +22,14 @@ Dim3 = tuple[int, int, int]
 Launch = Callable[[int], None]
 
 _STATIC_SHARED_LIMIT: Final = 48 * 1024  # above this a kernel must opt in
+_ABI: Final = 12000  # CUDA 12.0, whose form of a driver function is asked for
 _NOT_READY: Final = 600
 _CAPTURE_IMPLICIT: Final = 906  # the legacy default stream, while a stream that waits for it captures
 
 _HINTS: Final[dict[int, str]] = {
     1: "grid, block or shared memory exceed the device's limits, or an address is not the device's",
     2: "the device is out of memory",
-    100: "no NVIDIA GPU is visible; NumPy arrays run on the CPU machine",
+    100: "no NVIDIA GPU is visible; host arrays run on the CPU machine",
     209: "the cubin was compiled for another architecture; add this GPU's to `arch` in the spec",
     218: "the cubin was compiled for another architecture or for a newer driver",
     400: "the stream belongs to another device than the arrays",
@@ -36,6 +38,9 @@ _HINTS: Final[dict[int, str]] = {
     803: "the driver is older than the CUDA version it was asked for",
     900: "kernels must be bound or loaded before a stream capture begins",
     901: "the stream capture was broken by an earlier call; bind or load kernels before it begins",
+}
+_HINTS_OF: Final[dict[tuple[str, int], str]] = {  # where a call's own is better
+    ("cuTensorMapEncodeTiled", 1): "a tensor copy cannot take this address, dimension, stride, box or swizzle",
 }
 
 
@@ -61,11 +66,23 @@ class Driver(Protocol):
         ...
 
     def load(self, cubin: bytes, entry: str, device: int) -> object:
-        """The kernel `entry` of `cubin`, in the primary context of `device`; ready to launch, nothing left to load."""
+        """The kernel `entry` of `cubin`, in the primary context of `device`; ready to launch, nothing left to load.
+
+        Multiprocessors that run it divide their memory for as much shared memory as they can have.
+        """
         ...
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
         """Let a kernel ask for up to `nbytes` of dynamic shared memory; needed above 48 KB."""
+        ...
+
+    def resident_blocks(self, handle: object, threads: int, shared: int, device: int) -> int:
+        """The most blocks of the kernel that a multiprocessor runs at once; `shared`: dynamic shared memory of each, in bytes."""
+        ...
+
+    def call_c(self, name: str, arguments: Sequence[Any], device: int) -> None:
+        """The driver's function `name` with ctypes values, in the primary context of `device`: for results that must lie where
+        the caller says."""
         ...
 
     def prepare(
@@ -152,6 +169,10 @@ class Function:
         """A launch that takes only the stream handle; safe to capture, and safe to call from one thread at a time."""
         return self.driver.prepare(self.handle, self.device, grid, block, self.shared, params, pdl)
 
+    def resident_blocks(self, threads: int) -> int:
+        """The most blocks of so many threads that a multiprocessor runs at once; 0 where one block is too large for it."""
+        return self.driver.resident_blocks(self.handle, threads, self.shared, self.device)
+
     def launch(self, grid: Dim3, block: Dim3, params: PackedArgs, stream: int, *, pdl: bool = False) -> None:
         """Launch once."""
         self.driver.prepare(self.handle, self.device, grid, block, self.shared, params, pdl)(stream)
@@ -171,7 +192,7 @@ def function(cubin: bytes, entry: str, shared: int = 0, *, device: int = 0, on: 
 def _load(on: Driver, cubin: bytes, entry: str, shared: int, device: int) -> Function:
     handle = on.load(cubin, entry, device)
     if shared > _STATIC_SHARED_LIMIT:
-        on.set_max_dynamic_shared(handle, shared)
+        on.set_max_dynamic_shared(handle, shared, device)
     return Function(on, handle, entry, device, shared)
 
 
@@ -187,7 +208,6 @@ class CudaDriver:
     def __init__(self) -> None:
         try:
             api: Any = importlib.import_module("cuda.bindings.driver")
-            not_found: Any = importlib.import_module("cuda.pathfinder").DynamicLibNotFoundError
         except ImportError as error:
             raise DeviceError(
                 f"cuda: {error}; device arrays need the cuda-bindings package; pip install cuda-python"
@@ -198,9 +218,9 @@ class CudaDriver:
         self._capabilities: dict[int, tuple[int, int]] = {}
         try:
             self._call("cuInit", 0)
-        except not_found as error:
+        except RuntimeError as error:  # cuda.bindings, of a library that it cannot find or load
             raise DeviceError(
-                "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; NumPy arrays run on the CPU "
+                "cuda: libcuda not found; device arrays need an NVIDIA GPU and its driver; host arrays run on the CPU "
                 "machine"
             ) from error
 
@@ -235,11 +255,35 @@ class CudaDriver:
     def load(self, cubin: bytes, entry: str, device: int) -> object:
         # A module and no library: cuModuleGetFunction loads the code now, cuLibraryLoadData would at the first launch.
         module = self._within(device, "cuModuleLoadData", cubin)
-        return self._within(device, "cuModuleGetFunction", module, entry.encode())
+        handle = self._within(device, "cuModuleGetFunction", module, entry.encode())
+        # The driver's own choice follows each kernel's shared memory, and a multiprocessor changes its division only when it is
+        # empty: a small kernel before a large one would keep the large one's blocks from starting beside it. All kernels of a
+        # step therefore ask for the same. L1 keeps what is left, 28 KB on sm_90; rows of caches are read once.
+        names = self._api.CUfunction_attribute
+        carveout, most = names.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, self._api.CUshared_carveout
+        self._within(device, "cuFuncSetAttribute", handle, carveout, int(most.CU_SHAREDMEM_CARVEOUT_MAX_SHARED))
+        return handle
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
         attribute = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", handle, attribute, nbytes)
+        self._within(device, "cuFuncSetAttribute", handle, attribute, nbytes)
+
+    def resident_blocks(self, handle: object, threads: int, shared: int, device: int) -> int:
+        return int(self._within(device, "cuOccupancyMaxActiveBlocksPerMultiprocessor", handle, threads, shared))
+
+    def call_c(self, name: str, arguments: Sequence[Any], device: int) -> None:
+        # Of the library that the bindings call, wherever they found it: a second look-up could find another one.
+        pointer = self._call("cuGetProcAddress", name.encode(), _ABI, 0)
+        if not pointer:
+            raise DeviceError(f"{name}: not in this driver; update it to one of CUDA 12.0 or newer")
+        function = ctypes.CFUNCTYPE(ctypes.c_int)(int(pointer))
+        self._call("cuCtxPushCurrent", self._context(device)[1])
+        try:
+            result = self._api.CUresult(function(*arguments))
+        finally:
+            self._call("cuCtxPopCurrent")
+        if result != self._success:
+            raise self._error(name, result)
 
     def prepare(
         self, handle: object, device: int, grid: Dim3, block: Dim3, shared: int, params: PackedArgs, pdl: bool
@@ -373,6 +417,6 @@ class CudaDriver:
 
     def _error(self, name: str, result: Any) -> DeviceError:
         text = self._api.cuGetErrorString(result)[1]
-        hint = _HINTS.get(int(result), "")
+        hint = _HINTS_OF.get((name, int(result)), _HINTS.get(int(result), ""))
         detail = f"{text.decode() if text else 'unknown error'}{'; ' + hint if hint else ''}"
         return DeviceError(f"{name}: got {getattr(result, 'name', result)}; {detail}")

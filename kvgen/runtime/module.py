@@ -182,7 +182,7 @@ def _cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode, qu
 
     if not jit_allowed():
         raise DeviceError(
-            f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C++ at run time; unset it to use NumPy arrays"
+            f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C at run time; unset it to use host arrays"
         )
     unit = module.unit(file, entry)
     quick = quick and "wgmma" not in unit.text  # its registers must be of the kernel, and a quick compile leaves calls

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvgen.errors import ArgumentError, DeviceError
@@ -16,6 +17,8 @@ _NAMES: Final = {
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "i32": "int32", "u64": "uint64", "i64": "int64", "f16": "float16",
     "f32": "float32", "bf16": "bfloat16",
 }  # fmt: skip
+_BYTES: Final = 128
+_ALIGN: Final = 128  # of the driver's type
 _SWIZZLES: Final = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _PROMOTIONS: Final = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
 _FILLS: Final = {"zero": "NONE", "nan": "NAN_REQUEST_ZERO_FMA"}
@@ -47,49 +50,51 @@ def _encode_cpu(plan: TensorMapPlan) -> bytes:
         raise DeviceError(f"tensor map ({plan.form}) for the CPU machine: {error}") from error
 
 
-@functools.cache
-def _context(api: Any, device: int) -> Any:
-    """The primary context, retained for good: the driver encodes in the context that the kernel runs in."""
-    return _call(api, "cuDevicePrimaryCtxRetain", _call(api, "cuDeviceGet", device))
-
-
-def _call(api: Any, name: str, *arguments: object) -> Any:
-    result, *values = getattr(api, name)(*arguments)
-    if result != api.CUresult.CUDA_SUCCESS:
-        text = api.cuGetErrorString(result)[1]
-        raise DeviceError(
-            f"{name}: got {getattr(result, 'name', result)}; {text.decode() if text else 'unknown error'}"
-        )
-    return values[0] if values else None
-
-
 def _encode_cuda(plan: TensorMapPlan, device: int) -> bytes:
-    """By cuda.bindings and not by cuda.core's TensorMapDescriptor: that one is made of a StridedMemoryView, so of a DLPack
-    or __cuda_array_interface__ object. It takes shape and strides from it and asks for strides of whole elements inside
-    memory that the object owns, which a base moved back (ragged) or bytes seen as bf16 (rope) are not.
-    """
     major, minor = cuda.driver().capability(device)  # initialises the driver, or says what is missing
     if major < 9:
         raise DeviceError(f"tensor map: got a device of compute capability {major}.{minor}; tensor copies need 9.0")
+    return encode_tiled(
+        device, _NAMES[plan.dtype], plan.address, plan.dims, plan.strides, plan.box, plan.element_strides,
+        swizzle=plan.swizzle, l2_promotion=plan.l2_promotion, oob_fill=plan.oob_fill,
+    )  # fmt: skip
+
+
+def encode_tiled(
+    device: int, element: str, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int],
+    steps: Sequence[int] = (), *, swizzle: int = 0, l2_promotion: int = 0, oob_fill: str = "zero",
+) -> bytes:  # fmt: skip
+    """The driver's cuTensorMapEncodeTiled of an `element` ("float16", "uint8"), innermost dimension first; `steps` are
+    the element strides, `strides` bytes of dimensions 1 and up. Raises DeviceError for what the driver refuses.
+
+    By ctypes and not by cuda.bindings: the driver asks for memory at a multiple of 64, and cuda.h's type since CUDA 13 for 128,
+    but the bindings' CUtensorMap lies where Python's allocator puts it. cuda.core's TensorMapDescriptor wants a tensor that
+    owns its memory, with strides of whole elements, which a base moved back (ragged) or bytes seen as bf16 (rope) are not.
+    """
     api: Any = importlib.import_module("cuda.bindings.driver")
-    wide, narrow = api.cuuint64_t, api.cuuint32_t
+
+    def numbers(kind: Any, values: Sequence[int]) -> Any:
+        return (kind * max(len(values), 1))(*values)  # no null pointer where there are none
+
+    def number(kind: str, name: str) -> ctypes.c_int:
+        return ctypes.c_int(int(getattr(getattr(api, kind), name)))
+
+    room = ctypes.create_string_buffer(_BYTES + _ALIGN)
+    at = ctypes.addressof(room)
+    at += -at % _ALIGN
     arguments = (
-        getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_NAMES[plan.dtype].upper()}"),
-        plan.rank,
-        plan.address,
-        [wide(n) for n in plan.dims],
-        [wide(n) for n in plan.strides],
-        [narrow(n) for n in plan.box],
-        [narrow(n) for n in plan.element_strides],
-        api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[plan.swizzle]}"),
-        getattr(api.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[plan.l2_promotion]}"),
-        getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[plan.oob_fill]}"),
+        ctypes.c_void_p(at),
+        number("CUtensorMapDataType", f"CU_TENSOR_MAP_DATA_TYPE_{element.upper()}"),
+        ctypes.c_uint32(len(dims)),
+        ctypes.c_void_p(address),
+        numbers(ctypes.c_uint64, dims),
+        numbers(ctypes.c_uint64, strides),
+        numbers(ctypes.c_uint32, box),
+        numbers(ctypes.c_uint32, steps or (1,) * len(dims)),
+        number("CUtensorMapInterleave", "CU_TENSOR_MAP_INTERLEAVE_NONE"),
+        number("CUtensorMapSwizzle", f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle]}"),
+        number("CUtensorMapL2promotion", f"CU_TENSOR_MAP_L2_PROMOTION_{_PROMOTIONS[l2_promotion]}"),
+        number("CUtensorMapFloatOOBfill", f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{_FILLS[oob_fill]}"),
     )
-    _call(api, "cuCtxPushCurrent", _context(api, device))
-    try:
-        made = _call(api, "cuTensorMapEncodeTiled", *arguments)
-    finally:
-        _call(api, "cuCtxPopCurrent")
-    words = [int(word) for word in made.opaque]
-    return b"".join(word.to_bytes(8, "little") for word in words)
+    cuda.driver().call_c("cuTensorMapEncodeTiled", arguments, device)
+    return ctypes.string_at(at, _BYTES)

@@ -144,7 +144,7 @@ class KernelSet(Spec):
     """Architectures to compile for: "sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f" (docs/architectures.md)."""
     model: Model | None = None
     """Facts of the checkpoint that operations refer to, as rope="model". None: operations state what they need."""
-    layers: Annotated[Mapping[str, tuple[str, ...]], Field(strict=False)] = Field(default_factory=Uses)
+    layers: Mapping[str, Annotated[tuple[str, ...], Field(strict=False)]] = Field(default_factory=Uses)
     """Which operations the layers of each of the model's kinds call, by name: {"full": ("append", "decode")}. Kinds that
     are not here use another set. {}: not stated.
     """

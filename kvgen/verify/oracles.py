@@ -348,7 +348,7 @@ def _packed_query(j: Judged, op: IndexerQuery, found: Query) -> int:
 
 
 def _indexer_scores(j: Judged) -> int:
-    """Scores within the roundings of their sums; of codes to 2^-12 of the terms, as Hopper's tensor cores add them."""
+    """Scores within the roundings of their sums."""
     op, given, wanted = j.case.call.op, j.arrays, j.wanted.arrays
     assert isinstance(op, IndexerScores)
     (keys,) = j.wanted.rows(j.case.scene)
@@ -372,13 +372,23 @@ def _indexer_scores(j: Judged) -> int:
     return found.errors
 
 
+def indexer_slack(wanted: Scored, dims: int, *, codes: bool) -> NDArray[np.float64]:
+    """How far scores of `dims` products a head may be off.
+
+    `codes`: products of e4m3 by Hopper's tensor cores, which add 32 of them to a sum at a time: all are cut to 13 bits behind the
+    largest one's first. So each product and each sum loses at most 2^-13 of `largest`.
+    """
+    cut: NDArray[np.float64] = 2.0**-20 * wanted.terms + 1e-30
+    return cut + (dims + -(-dims // 32)) * 2.0**-13 * wanted.largest if codes else cut
+
+
 def _held_scores(j: Judged, name: str, wanted: Scored, op: IndexerScores) -> int:
     """One array of scores held to the oracle's."""
     got, to = j.got.arrays[name], j.wanted.arrays[name]
     to[wanted.seen | op.fill] = wanted.logits[wanted.seen | op.fill]
-    known, far = np.isfinite(wanted.logits), Distance()
-    part = 2.0**-12 if j.arrays["q"].dtype.itemsize == 1 else 2.0**-20
-    far.meet(np.abs(got[known] - wanted.logits[known]), part * wanted.terms[known] + 1e-30)
+    known, far, q = np.isfinite(wanted.logits), Distance(), j.arrays["q"]
+    allowed = indexer_slack(wanted, q.shape[2] * (2 if q.dtype == np.uint8 else 1), codes=q.dtype.itemsize == 1)
+    far.meet(np.abs(got[known] - wanted.logits[known]), allowed[known])
     j.meet(name, far)
     taken = known | np.isnan(wanted.logits) & np.isnan(got)
     to[taken] = got[taken]

@@ -197,10 +197,13 @@ bool aligned(const T* pointer, uintptr_t bytes) {
 }
 
 // The function of a kernel in a module that its cubin was loaded to, ready to be launched: dynamic shared memory past 48 KB has
-// to be allowed once. Load before a stream captures a graph.
+// to be allowed once. All kernels ask for the same division of a multiprocessor's memory, the most shared memory: it changes only
+// while the multiprocessor is empty, so another one would keep launches from overlapping. Load before a stream captures a graph.
 template <typename Kernel>
 CUresult load(CUfunction* function, CUmodule module, Arch arch) {
-  const CUresult found = cuModuleGetFunction(function, module, Kernel::entry);
+  CUresult found = cuModuleGetFunction(function, module, Kernel::entry);
+  if (found == CUDA_SUCCESS)
+    found = cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED);
   if (found != CUDA_SUCCESS || Kernel::shared_bytes(arch) <= 48 * 1024) return found;
   return cuFuncSetAttribute(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                             static_cast<int>(Kernel::shared_bytes(arch)));

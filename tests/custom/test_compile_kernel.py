@@ -121,7 +121,7 @@ print(kernel.folder, x.sum())
 def own_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the test's own, with the CPU machine's runtime of all tests where that is compiled already: it takes seconds."""
     make()(layer(make()), np.ones(3, np.float32), 1)
-    compiled = list(cache_directory(None).glob("runtime-fast-*.so"))
+    compiled = list(cache_directory(None).glob("runtime-check-*.so"))
     assert compiled
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(folder))
     for path in compiled:

@@ -254,6 +254,40 @@ def test_an_empty_grid_launches_nothing_and_sizes_may_be_called_d(tmp_path: Path
             CHECK(package.own, layer, np.zeros((2, 1), np.float32))
 
 
+OVERLAP = """#include "cache.cuh"
+extern "C" __global__ void {name}(const __grid_constant__ Cache cache, const uint32_t* from, uint32_t* to) {{
+  pdl_wait();
+  {body}
+  to[threadIdx.x] = x;
+}}
+"""
+LATE = "const uint32_t x = from[threadIdx.x];\n  __syncthreads();\n  pdl_trigger();"
+EARLY = "pdl_trigger();\n  const uint32_t x = from[threadIdx.x];"
+
+
+def test_a_kernel_behind_may_overwrite_what_is_read_after_the_trigger(tmp_path: Path) -> None:
+    own = tuple(
+        Custom(
+            name=name,
+            text=OVERLAP.format(name=name, body=body),
+            params=[Array("source", "u32", (64,)), Array("to", "u32", (64,), "out")],
+            grid=1,
+            threads=64,
+        )
+        for name, body in {"late": LATE, "early": EARLY}.items()
+    )
+    cache = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16)
+    build(tmp_path, KernelSet(name="overlaps", q_heads=4, cache=cache, ops=own, arch=("sm_90a",)))
+    source, to = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+    with generated(tmp_path, "overlaps") as package:
+        tables = {"lengths": np.zeros(1, np.int32), "page_table": np.zeros((1, 1), np.int32)}
+        layer = package.Cache(np.zeros((1, 2, 1, 16, 2, 64), bfloat16), **tables)[0]
+        CHECK(package.late, layer, source, to)
+        assert (to == source).all()
+        with pytest.raises(Exception, match=r"read of 'source' .* behind the griddepcontrol\.launch_dependents"):
+            CHECK(package.early, layer, source, to)
+
+
 # A tensor copy of the user's -------------------------------------------------------------------------------------------
 
 BOX = """#include "cache.cuh"

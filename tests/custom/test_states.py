@@ -14,7 +14,6 @@ from tests.custom.building import CHECK, build
 FIRST = """#include "cache.cuh"
 extern "C" __global__ void first(const __grid_constant__ Cache cache, float* to) {
   pdl_wait();
-  pdl_trigger();
   const float* state = (const float*)cache.state_of(blockIdx.x);
   to[blockIdx.x] = state == nullptr ? -1.0f : state[0];
 }

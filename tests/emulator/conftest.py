@@ -23,10 +23,20 @@ def build() -> Build:
     return make
 
 
+def cache_with_runtime(folder: Path, mode: host.Mode) -> Path:
+    """A cache that holds nothing but a mode's runtime, which takes seconds to compile."""
+    folder.mkdir()
+    shutil.copy(host.build_object([HEADER + entry("nothing", "")], mode, None).runtime, folder)
+    return folder
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path) -> Path:
-    """A cache that holds nothing but fast mode's runtime, which takes seconds to compile."""
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    shutil.copy(host.build_object([HEADER + entry("nothing", "")], "fast", None).runtime, folder)
-    return folder
+    """Of fast mode."""
+    return cache_with_runtime(tmp_path / "cache", "fast")
+
+
+@pytest.fixture
+def check_cache(tmp_path: Path) -> Path:
+    """Of check mode."""
+    return cache_with_runtime(tmp_path / "check cache", "check")

@@ -1,4 +1,4 @@
-"""Builds: several translation units compiled side by side, and several processes that build the same thing at once."""
+"""Builds: which compiler makes a kernel, units that do not compile, several processes that build the same thing at once."""
 
 from __future__ import annotations
 
@@ -44,27 +44,7 @@ def modules() -> list[str]:
     return [*apart, SHARED + entry("c0", CALL.format(5)) + entry("c1", CALL.format(7))]
 
 
-def test_units_share_the_work() -> None:
-    unit = translate([parse(text) for text in modules()])
-    assert len(unit.parts) == 13  # the two kernels that share a function stay together
-    for most in (1, 2, 5, 50):
-        texts = unit.texts(most)
-        assert len(texts) == min(most, 13)
-        assert sum(text.count("emu_program") for text in texts) == 1
-        for part in unit.parts:
-            assert sum(part in text for text in texts) == 1
-        assert max(map(len, texts)) < 2 * sum(map(len, texts)) / len(texts) + 2000
-    assert len(unit.texts(5, 10**9)) == 1
-
-
-@pytest.fixture
-def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_UNIT_BYTES", 1)
-    monkeypatch.setattr(host, "cores", lambda: 4)
-
-
-@pytest.mark.usefixtures("in_pieces")
-def test_units_are_one_library(own_cache: Path) -> None:
+def test_modules_are_one_library(own_cache: Path) -> None:
     library = emulator.build(modules(), mode="fast", cache_dir=own_cache)
     for m in range(3):
         for i in range(4):
@@ -77,24 +57,27 @@ def test_units_are_one_library(own_cache: Path) -> None:
         assert out[0] == by
 
 
-@pytest.mark.usefixtures("in_pieces")
-def test_a_bad_unit_among_several(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
-    real, compiled = host._run, []
+@pytest.mark.parametrize("unit", ["unit0.cpp", "unit1.cpp", "made.c"])
+def test_a_unit_that_does_not_compile(
+    unit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
+) -> None:
+    """Nothing is kept of what was compiled beside it."""
+    real = host._run
 
     def compile_all_but_one(command: Sequence[str]) -> None:
-        if "-c" in command:
-            compiled.append(Path(command[-1]).name)
-        if compiled and command[-1].endswith("source1.cpp.o"):
+        if any(word.endswith(unit) for word in command):
             raise emulator.HostCompilerError("broken")
-        real(command)
+        real([*command, "-O0"])  # what is made here is not run
 
+    cache = own_cache if unit == "made.c" else tmp_path / "empty"
     monkeypatch.setattr(host, "_run", compile_all_but_one)
-    texts = [*modules(), HEADER + entry("one_more", "")]
+    monkeypatch.setattr(
+        host, "_RUNTIME_SOURCES", (("machine.cpp",), ("print.cpp",)) if cache != own_cache else host._RUNTIME_SOURCES
+    )
+    before = {path.name for path in own_cache.glob("*.so")} if cache == own_cache else set()
     with pytest.raises(emulator.HostCompilerError, match="broken"):
-        emulator.build(texts, mode="fast", cache_dir=own_cache)
-    assert sorted(compiled) == [f"source{i}.cpp.o" for i in range(4)]
-    monkeypatch.setattr(host, "_run", real)
-    assert len(emulator.build(texts, mode="fast", cache_dir=own_cache).kernels) == 15
+        emulator.build([HEADER + entry("one_more", "")], mode="fast", cache_dir=cache)
+    assert {path.name for path in cache.iterdir() if path.suffix != ".lock"} == before
 
 
 def test_processes_build_the_same_at_once(tmp_path: Path) -> None:
@@ -129,13 +112,13 @@ LOOPS = {
 @pytest.mark.parametrize("body", LOOPS)
 def test_loops_are_watched_where_they_come_back(body: str) -> None:
     """An endless loop passes one of these places, and straight code pays for none."""
-    (text,) = translate([parse(HEADER + entry("k", body))]).texts()
+    text = translate([parse(HEADER + entry("k", body))]).text()
     assert text.count("emu_runaway(") == LOOPS[body]
     assert text.count("++bb[") > LOOPS[body]
 
 
 def test_registers_that_nothing_uses_cost_nothing() -> None:
-    (text,) = translate([parse(HEADER + entry("k", ".reg .f32 %unused<5000>; mov.u32 %r1, 5;"))]).texts()
+    text = translate([parse(HEADER + entry("k", ".reg .f32 %unused<5000>; mov.u32 %r1, 5;"))]).text()
     assert "unused" not in text and "v0_r1 = 0" in text
 
 
@@ -156,9 +139,43 @@ def test_moves_keep_every_bit_of_a_float(own_cache: Path) -> None:
         np.testing.assert_array_equal(out, np.array([low, high, low, low, low, high, low, 0], np.uint32))
 
 
+def frames_of_tcc(source: Path) -> dict[str, int]:
+    """Bytes that each function of a C file takes of the stack, out of the first instructions of its machine code."""
+    made = source.with_suffix(".o")
+    host._run([str(host.tcc_path()), "-w", "-c", "-DEMU_CHECK=1", f"-I{host._RUNTIME}", str(source), "-o", str(made)])
+    code = source.with_suffix(".text")
+    host._run(["objcopy", "-O", "binary", "--only-section=.text", str(made), str(code)])
+    text = code.read_bytes()
+    names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
+    found = {}
+    for at, _, name in (words for line in names.splitlines() if len(words := line.split()) == 3):
+        opening = re.match(rb"\x55\x48\x89\xe5\x48\x81\xec(....)", text[int(at, 16) :][:11], re.DOTALL)
+        if opening:  # push rbp; mov rbp, rsp; sub rsp, N
+            found[name] = int.from_bytes(opening[1], "little")
+    return found
+
+
+def frames_of_host(source: Path) -> dict[str, int]:
+    """The same of the compiler of the runtime, which says so."""
+    flags = [
+        *host._FLAGS,
+        *host._cpu_flags(),
+        "-O0",
+        "-std=gnu11",
+        "-x",
+        "c",
+        "-DEMU_CHECK=1",
+        f"-I{host._RUNTIME}",
+        "-fstack-usage",
+    ]
+    host._run([host._host_compiler(), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+    rows = [row.split("\t") for row in source.with_suffix(".su").read_text().splitlines()]
+    return {m[1]: int(size) for place, size, _ in rows if (m := re.search(r":(\w+)$", place))}
+
+
 @pytest.mark.parametrize("name", ["dispatch", "reduce", "math"])
 def test_stacks_hold_unoptimized_frames(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread's stack has twice `frame_bytes`: more than the host compiler's frame of every function in check mode."""
+    """A thread's stack has twice `frame_bytes`: more than the frame of every function in check mode, by either compiler."""
     stated: dict[str, int] = {}
     finish = FunctionWriter._finish
 
@@ -167,13 +184,43 @@ def test_stacks_hold_unoptimized_frames(name: str, tmp_path: Path, monkeypatch: 
         stated[writer.name] = writer.frame_bytes
 
     monkeypatch.setattr(FunctionWriter, "_finish", finished)
-    (text,) = translate([parse((Path(__file__).parent / "ptx" / "foreign" / f"{name}.ptx").read_text())]).texts()
-    (tmp_path / "kernels.cpp").write_text(text)
-    compiler, _ = host._compiler(os.environ.get("CXX", "g++"))
-    flags = [*host._FLAGS, *host._cpu_flags(), "-Og", "-DEMU_CHECK=1", f"-I{host._RUNTIME}", "-fstack-usage"]
-    host._run([compiler, *flags, "-c", str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.o")])
-    rows = [row.split("\t") for row in (tmp_path / "kernels.su").read_text().splitlines()]
-    frames = {m[1]: int(size) for place, size, _ in rows if (m := re.search(r":(?:void )?(\w+)\(", place))}
-    assert stated.keys() <= frames.keys()
-    for function, size in stated.items():
-        assert frames[function] <= 2 * size + 256, function
+    source = tmp_path / "kernels.c"
+    source.write_text(
+        translate([parse((Path(__file__).parent / "ptx" / "foreign" / f"{name}.ptx").read_text())]).text()
+    )
+    for frames in (frames_of_tcc(source), frames_of_host(source)):
+        assert stated.keys() <= frames.keys()
+        for function, size in stated.items():
+            assert frames[function] <= 2 * size + 256, function
+
+
+WIDE = "{ .reg .b128 %q; mov.b128 %q, {%rd0, %rd0}; mov.b128 {%rd1, %rd0}, %q; }"
+
+
+@pytest.mark.parametrize(
+    ("mode", "body", "tcc"),
+    [("check", ADD.format(3), True), ("fast", ADD.format(3), False), ("check", WIDE + ADD.format(3), False)],
+    ids=["check", "fast", "128 bits"],
+)
+def test_which_compiler_makes_a_kernel(
+    mode: host.Mode, body: str, tcc: bool, monkeypatch: pytest.MonkeyPatch, own_cache: Path, check_cache: Path
+) -> None:
+    """TCC in check mode; the compiler of the runtime for registers of 128 bits, in fast mode, and where there is no TCC."""
+    real, used = host._compile, []
+    monkeypatch.setattr(host, "_compile", lambda command, *a: used.append(command[0]) or real(command, *a))
+    for found, expected in ((host.tcc_path(), tcc), (None, False)):
+        monkeypatch.setattr(host, "tcc_path", lambda found=found: found)
+        out = np.array([4], np.uint32)
+        cache = check_cache if mode == "check" else own_cache
+        run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=cache), "k", out, block=1)
+        assert out[0] == 7
+        assert used.pop() == (str(found) if expected else host._host_compiler())
+
+
+def test_a_kernel_of_tcc_needs_no_executable_stack(check_cache: Path) -> None:
+    """Newer C libraries refuse to load an object that does not say so."""
+    emulator.build([HEADER + entry("k", ADD.format(3))], mode="check", cache_dir=check_cache)
+    (made,) = (p for p in check_cache.glob("*.so") if not p.name.startswith("runtime"))
+    headers = subprocess.run(["readelf", "-lW", str(made)], capture_output=True, text=True, check=True).stdout
+    (stack,) = (line.split() for line in headers.splitlines() if "GNU_STACK" in line)
+    assert stack[6] == "RW"

@@ -100,8 +100,9 @@ def test_damage_is_mended(
         monkeypatch.setattr(host, "_RUNTIME_SOURCES", (("machine.cpp",),))
         monkeypatch.setattr(launch, "_runtimes", dict(launch._runtimes))  # loaded already, under its name
     compiled = []
-    real = host._compile
-    monkeypatch.setattr(host, "_compile", lambda *a: compiled.append(a) or real(*a))
+    function = "_compile" if which == "k" else "_compile_runtime"
+    real = getattr(host, function)
+    monkeypatch.setattr(host, function, lambda *a: compiled.append(a) or real(*a))
     assert ran(cache) == 7
     assert len(compiled) == 1
     assert victim.is_file() and not victim.is_symlink() and objects.read_facts(victim) is not None
@@ -164,7 +165,7 @@ def test_a_killed_builder(tmp_path: Path) -> None:
     ]
     try:
         deadline = time.monotonic() + 60
-        while not list(cache.glob("tmp*/source0.cpp")):  # one compiles the runtime, the other waits for it
+        while not list(cache.glob("tmp*/unit0.cpp")):  # one compiles the runtime, the other waits for it
             assert time.monotonic() < deadline
             time.sleep(0.05)
         (left,) = cache.glob("tmp*")

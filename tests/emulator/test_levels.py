@@ -101,13 +101,22 @@ CASES: dict[str, tuple[str, str | None, str | None]] = {
         "race", None),
     "raced_global": ("st.global.u32 [%rd0], %r40;", "race", "race"),
 }  # fmt: skip
+# Launches that are suspected, and so run again over the memory that they began with.
+REPEATED = {
+    "counted": "ld.shared.u32 %r2, [s+2040]; ld.global.u32 %r1, [%rd2]; add.u32 %r1, %r1, 1;",
+    # The unwritten word, all ones at first, says which page of `out` is written.
+    "elsewhere": (
+        "ld.shared.u32 %r2, [s+2040]; and.b32 %r2, %r2, 4096; cvt.u64.u32 %rd3, %r2; add.u64 %rd2, %rd2, %rd3; mov.u32 %r1, 7;"
+    ),
+}  # fmt: skip
 SCHEDULES = ["ascending", "descending", 3]
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
+    codes = {name: code for name, (code, _, _) in CASES.items()} | REPEATED
     return HEADER + "".join(
-        entry(name, SETUP + code + OUT, ".param .u64 p0, .param .u64 p1") for name, (code, _, _) in CASES.items()
+        entry(name, SETUP + code + OUT, ".param .u64 p0, .param .u64 p1") for name, code in codes.items()
     )
 
 
@@ -148,3 +157,23 @@ def test_a_race_across_warps_is_of_both_levels(libraries: dict[str, Library]) ->
     for name in ("raced_global", "raced_read_used", "written_for_wgmma", "init_without_barrier"):
         fault, _ = launch(libraries["check"], name, "ascending")
         assert fault is not None and fault.level == "hardware", str(fault)
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_memory_is_left_as_the_first_launch_leaves_it(name: str, libraries: dict[str, Library]) -> None:
+    """In the middle of other arrays, which share its first and last page with it."""
+    around, data = aligned(16384).view(np.uint32), aligned(512).view(np.uint32)
+    around[:] = wanted = np.arange(len(around), dtype=np.uint32)
+    out = around[5:3000]
+    try:
+        run(libraries["hardware"], name, out, data, read_only=(1,))
+        fault = None
+    except KernelFault as found:
+        fault = found
+    if name == "counted":
+        assert fault is None
+        wanted[5 : 5 + 128] += 1
+    else:
+        assert fault is not None and "byte 0 of 'arg0' is 0x07 and no longer 0x05" in fault.detail, fault
+        wanted[5 + 1024 : 5 + 1024 + 128] = 7
+    np.testing.assert_array_equal(around, wanted)

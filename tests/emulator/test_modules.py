@@ -183,7 +183,7 @@ def test_variables_that_no_kernel_reaches_are_left_out(build: Build) -> None:
     """
     body = "ld.global.u64 %rd1, [named]; ld.u64 %rd1, [%rd1]; ld.u32 %r1, [%rd1]; st.global.u32 [%rd0], %r1;"
     text = f"{HEADER}{variables}{entry('chain', body)}"
-    made = "".join(translate([parse(text)]).texts())
+    made = translate([parse(text)]).text()
     table = made.partition("GlobalVariable m0_globals[] =")[2].partition("\n")[0]
     assert [n for n in ("named", "pointed", "behind", "other", "points", "constant") if f'"{n}"' in table] == [
         "named", "pointed", "behind",

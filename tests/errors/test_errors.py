@@ -195,11 +195,15 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         subprocess.run(["git", "init", "-q", str(root)], check=True)
     monkeypatch.chdir(root)
     monkeypatch.setenv("KVGEN_CACHE_DIR", str(tmp_path / "cache"))
-    program, *arguments = shlex.split(case.command)
+    words = shlex.split(case.command)
+    while "=" in words[0]:  # variables of the environment, as a shell takes them
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    program, *arguments = words
     assert program == "kvgen"
     result = invoke(*arguments)
 
     said = result.stderr.replace(str(root.resolve()), "<project>").replace(str(tmp_path.resolve()), "<above>")
+    said = said.replace(" --help' for help.", " -h' for help.")  # older versions of typer
     said = said.replace(installed(), "<nvrtc>")
     if os.environ.get("KVGEN_UPDATE_GOLDEN") == "1":
         path.write_text(write_case(dataclasses.replace(case, stderr=said)), encoding="utf-8")

@@ -10,7 +10,7 @@
 
 struct CUfunc_st {
   std::string entry;
-  int most_shared = 0;
+  int most_shared = 0, carveout = -1;
 };
 struct CUmod_st {
   std::string image;
@@ -51,12 +51,16 @@ CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char*
   return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
+  if (which == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
+    function->carveout = value;
+    return CUDA_SUCCESS;
+  }
   if (which != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value > 232448) return CUDA_ERROR_INVALID_VALUE;
   function->most_shared = value;
   return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** parameters, void** extra) {
-  if (extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (extra != nullptr || function->carveout != 100) return CUDA_ERROR_INVALID_VALUE;
   const bool overlap = c->numAttrs == 1 && c->attrs[0].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
                        c->attrs[0].value.programmaticStreamSerializationAllowed == 1;
   std::printf("%s %u %u %u %u %u %u %u %d %d", function->entry.c_str(), c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 import numpy as np
 
 from kvgen.runtime import cuda, packing
+from kvgen.runtime.tensor_map import encode_tiled
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Probe, TensorMap
 
@@ -127,23 +128,7 @@ class GpuBackend:
         return {n: np.frombuffer(found[n], a.dtype).reshape(a.shape).copy() for n, a in arrays.items()}
 
     def _encode(self, wanted: TensorMap, pointer: int) -> bytes:
-        api = self._api
-        wide, narrow = api.cuuint64_t, api.cuuint32_t
-        swizzle = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}[wanted.swizzle]
-        fill = "NAN_REQUEST_ZERO_FMA" if wanted.nan_fill else "NONE"
-        result, made = api.cuTensorMapEncodeTiled(
-            getattr(api.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_MAP_TYPES[wanted.dtype]}"),
-            len(wanted.dims),
-            pointer,
-            [wide(n) for n in wanted.dims],
-            [wide(n) for n in wanted.strides or (16,)],  # of one dimension there is none, but no null pointer either
-            [narrow(n) for n in wanted.box],
-            [narrow(1)] * len(wanted.dims),
-            api.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(api.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
-            api.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-            getattr(api.CUtensorMapFloatOOBfill, f"CU_TENSOR_MAP_FLOAT_OOB_FILL_{fill}"),
-        )
-        if int(result):
-            raise RuntimeError(f"cuTensorMapEncodeTiled: {getattr(result, 'name', result)} for {wanted}")
-        return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
+        return encode_tiled(
+            self._ordinal, _MAP_TYPES[wanted.dtype], pointer, wanted.dims, wanted.strides, wanted.box,
+            swizzle=wanted.swizzle, oob_fill="nan" if wanted.nan_fill else "zero",
+        )  # fmt: skip

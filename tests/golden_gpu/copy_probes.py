@@ -98,7 +98,8 @@ PAGES, PAGE_ROWS, ROW_HEADS, CHUNKS_OF_HEAD = 4, 32, 3, 2
 
 
 def _groups_probe(name: str, page: int) -> Probe:
-    """Two groups, from the second on, of the second head of `page`: 2 chunks of 128 bytes a row, heads side by side."""
+    """Two groups, from the second on, of the second head of `page`: 2 chunks of 128 bytes a row, heads side by side. Of a page
+    that the tensor has not, zeros, which count as bytes; then all that the tensor has is NaN."""
     shape = (PAGES, PAGE_ROWS // 8, 8, ROW_HEADS * CHUNKS_OF_HEAD, 64)
     row = ROW_HEADS * CHUNKS_OF_HEAD * 128
     box = TensorMap(
@@ -119,12 +120,17 @@ def _groups_probe(name: str, page: int) -> Probe:
                 out[group, chunk, own, eight ^ own] = found[8 * eight : 8 * eight + 8]
         return {"out": exact(out.reshape(-1).view(np.uint32))}
 
-    nbytes = 2 * CHUNKS_OF_HEAD * 1024
+    nbytes, words = 2 * CHUNKS_OF_HEAD * 1024, int(np.prod(shape)) // 2
+
+    def inputs() -> dict[str, Array]:
+        source = _words(140, words) if page < PAGES else np.full(words, 0xFFFFFFFF, np.uint32)
+        return {"source": source, "out": np.full(nbytes // 4, 0xEEEEEEEE, np.uint32)}
+
     return Probe(
         name,
         UNIT,
         "groups_of_rows",
-        lambda: {"source": _words(140, int(np.prod(shape)) // 2), "out": np.zeros(nbytes // 4, np.uint32)},
+        inputs,
         wanted,
         64,
         shared=nbytes + 1024,
@@ -213,6 +219,7 @@ def probes() -> list[Probe]:
         probe("written_tile", {"tensor": zeros[64], "out": zeros[128]}, _written, 64, shared=2048, head=[own]),
         _groups_probe("library_groups_of_rows", 2),
         _groups_probe("library_groups_of_rows_nowhere", 2**31),
+        _groups_probe("library_groups_of_rows_out_of_range", 0xC0000000),
         probe("tile_places", _place_inputs(), _places, 256),
         Probe("library_cp_async", "cp_async", "rows16", _cp_async_inputs, _cp_async, 32, tail=[u32(61)]),
     ]

@@ -87,7 +87,9 @@ def families() -> tuple[Family, ...]:
 
 @cache
 def probes() -> tuple[Probe, ...]:
-    """Every probe."""
+    """Every probe, in the order in which they run on a GPU. Those of copies by tensor maps and of products of warpgroups come
+    first: no peer has their strides and descriptors, and the kernels that are worth most stand on them."""
+    first = (tma_probes, copy_probes, wgmma_probes, row_wgmma_probes, latent_wgmma_probes, latent_widen_probes)
     modules = (
         memory_probes,
         library_probes,
@@ -116,7 +118,6 @@ def probes() -> tuple[Probe, ...]:
         page_list_probes,
         compact_probes,
         tile_probes,
-        copy_probes,
         mma_probes,
         fragment_probes,
         fp4_probes,
@@ -139,16 +140,12 @@ def probes() -> tuple[Probe, ...]:
         latent_probes,
         latent_tile_probes,
         latent_warpgroup_probes,
-        latent_wgmma_probes,
-        latent_widen_probes,
         indexer_list_probes,
         indexer_probes,
-        wgmma_probes,
-        row_wgmma_probes,
         row_widen_probes,
-        tma_probes,
     )
-    return (*(of_family(family) for family in families()), *(probe for m in modules for probe in m.probes()))
+    of_opcodes = (of_family(family) for family in families())
+    return (*(p for m in first for p in m.probes()), *of_opcodes, *(p for m in modules for p in m.probes()))
 
 
 @cache

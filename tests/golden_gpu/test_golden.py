@@ -83,6 +83,16 @@ def check_that_a_wrong_bit_is_seen(expected: dict[str, Wanted]) -> None:
             assert broken.sum() == 1 and broken[row, at], (name, row, rule)
 
 
+def test_what_only_a_gpu_can_tell_is_asked_first() -> None:
+    """Boxes outside of their tensor, and the strides of descriptors that no peer uses: kernels worth most stand on them."""
+    first = [p.unit for p in probes()]
+    begin = {unit: first.index(unit) for unit in ("tma", "tiles", "wgmma", "row_wgmma", "latent_wgmma", "latent_widen")}
+    assert max(begin.values()) < first.index("families")
+    assert all(
+        n < first.index("families") for n, p in enumerate(probes()) if p.name.startswith("library_groups_of_rows")
+    )
+
+
 ONLY_CONSTANTS = {"warpgroups", "tensor_map", "page_addresses"}  # headers without functions
 # Header -> the texts that call its functions, each of which a probe launches.
 KERNELS = "tests/golden_gpu/kernels"
@@ -336,7 +346,8 @@ def test_a_probe_that_breaks_leaves_the_others(prepared: Path, tmp_path: Path, m
 def test_the_gpu_path_through_the_bindings(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """On a libcuda whose launches do nothing: all else is as on a GPU, tensor maps (of units tma and tiles) included."""
     library = tmp_path / "libcuda.so.1"
-    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).parent / "fake_cuda.c"), "-ldl"]
+    source = Path(__file__).parents[1] / "support" / "fake_gpu.c"
+    command = ["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True)
     prepared = tmp_path / "prepared"
     record.prepare(prepared, "*_2d*")

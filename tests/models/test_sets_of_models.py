@@ -90,7 +90,7 @@ def test_the_layers_of_a_hybrid_name_the_set_of_their_cache_or_their_states() ->
         cache=Paged(dtype="bf16", kv_heads=2, head_dim=256, page_size=544),
         ops=[ops.Append(rope=Rope(style="neox", theta=10_000_000.0, dim=64)), ops.Decode(), ops.CopyPages()],
         model=HYBRID,
-        layers={"full": ("append", "decode", "copy_pages")},
+        layers={"full": ["append", "decode", "copy_pages"]},
     )
     states = KernelSet(
         cache=State(bytes=1_097_728),

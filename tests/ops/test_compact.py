@@ -181,7 +181,7 @@ def test_a_large_pool() -> None:
     cache = generated.Cache([pool[0]], [pool[1]], **arrays)
     new_ids, moves, num = np.zeros(pages, np.int32), np.zeros((requests * tokens, 2), np.int64), np.zeros(1, np.int64)
     before = [p[order].copy() for p in pool]
-    with machine(mode="fast"):
+    with machine(mode="fast"):  # many pages; the same kernels are checked over few above
         generated.compact.plan(cache, new_ids, moves, num)
         generated.compact(cache, moves, num, new_ids, table)
     used = np.unique(order)

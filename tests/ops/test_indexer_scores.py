@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import Scored, indexer_scores
+from kvgen.reference.indexer_scores import key_scores
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
+from kvgen.verify.oracles import indexer_slack
 from tests.support.batches import PLAIN
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
 from tests.support.indexer_steps import few_blocks, op_of, ragged_step, scales_of, scores_scene, steps
@@ -115,6 +117,38 @@ def call(scene: Scene, q: Raw, weights: Raw, room: int, offsets: Raw | None = No
     far = np.abs(found[known] - wanted.logits[known])
     assert (far <= 2.0**-21 * wanted.terms[known] + 1e-30).all(), f"off by {far.max():.3g}"
     return logits, wanted
+
+
+def fourteen_bits(q: Raw, k: Raw) -> Raw:
+    """q k as tensor cores of sm_90 add products of e4m3: 32 at a time to the sum so far, all of them cut to 13 bits behind the
+    first one of the largest."""
+    together = np.zeros((*q.shape[:-1], 1))
+    for first in range(0, q.shape[-1], 32):
+        addends = np.concatenate([q[..., first : first + 32] * k[first : first + 32], together], axis=-1)
+        _, exponent = np.frexp(np.abs(addends).max(axis=-1, keepdims=True))
+        unit = np.ldexp(1.0, exponent - 14)
+        together = (np.trunc(addends / unit) * unit).sum(axis=-1, keepdims=True)
+        _, exponent = np.frexp(together)  # and the sum to as many
+        together = np.trunc(together / np.ldexp(1.0, exponent - 14)) * np.ldexp(1.0, exponent - 14)
+    return together[..., 0]
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_what_a_gpu_s_sums_lose_is_allowed(signs: bool) -> None:
+    """`kvgen verify` holds a GPU to it. Where products have one sign it is more than a 4096th of their magnitudes together."""
+    rng = np.random.default_rng(3)
+    kind = dtype("e4m3").numpy()
+    q, keys, w = (np.abs(rng.standard_normal(s)) for s in ((4, 128), (300, 128), 4))
+    if signs:
+        q, keys, w = (x * rng.choice((-1, 1), x.shape) for x in (q, keys, w))
+    q, keys = (x.astype(kind).astype(np.float64) for x in (q, keys))
+    logits, terms, largest = (np.asarray(x)[None] for x in key_scores(q, w, keys))
+    found = np.array([w @ np.maximum(fourteen_bits(q, k), 0) for k in keys])[None]
+    wanted = Scored(logits, np.ones(logits.shape, np.bool_), terms, largest, np.zeros(1, np.bool_), 0)
+    allowed, far = indexer_slack(wanted, 128, codes=True), np.abs(found - logits)
+    assert (far <= allowed).all()
+    assert (far <= 2.0**-12 * terms).all() == signs
+    assert (allowed < (0.005 if signs else 0.02) * terms).all(), "a wrong product would pass"
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -36,6 +36,7 @@ from tests.support.latent_records import (
     SMALL,
     footers,
     inline,
+    plain,
     whole_rows,
 )
 from tests.support.latent_steps import Rows, call, latent_scene, latent_set, layer_of, op_of, planned_for
@@ -58,7 +59,7 @@ PLANNED = [
     only("sm_80", source_set("planned_stored", presets.flashmla_fp8(page_size=4), 20, split="balanced")),
     only("sm_80", source_set("planned_pairs", footers(4), 8, footers(2), sinks="out", split="balanced")),
     only("sm_90a", source_set("planned_warpgroups", footers(4), 16, split="balanced")),
-    only("sm_90a", source_set("planned_widened", footers(4), 128, inline(2), lse_base="2", split="balanced")),
+    only("sm_90a", source_set("planned_widened", plain(4), 128, inline(2), lse_base="2", split="balanced")),
 ]
 # What every run has, and what a campaign has besides.
 SETS = [
@@ -83,6 +84,7 @@ if "KVGEN_FAMILY" in os.environ:
         # One file for an architecture, one for sm_90a, and a plan that fits both.
         source_set("planned_both", footers(4), 64, footers(2), split="balanced", sinks="lse"),
         source_set("planned_few", footers(4), 16, footers(2), split="balanced"),
+        only("sm_90a", source_set("planned_unlike", footers(4), 128, inline(2), lse_base="2", split="balanced")),
     ]
     wide = {
         "two_tiles": (footers(4), 128, footers(3)),

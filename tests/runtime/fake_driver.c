@@ -58,11 +58,22 @@ Result cuModuleGetFunction(uintptr_t *function, uintptr_t module, const char *na
     return strcmp(name, "absent") ? SUCCESS : NOT_FOUND;
 }
 Result cuFuncSetAttribute(uintptr_t function, int attribute, int value) {
-    record("attribute %d = %d\n", attribute, value);
+    if (!current()) return INVALID_CONTEXT;
+    record("attribute %d = %d in %zx\n", attribute, value, (size_t)current());
     return value <= 232448 ? SUCCESS : INVALID_VALUE;
 }
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, uintptr_t function, int threads, size_t shared) {
+    if (!current()) return INVALID_CONTEXT;
+    int by_threads = 2048 / threads, by_shared = (int)(233472 / (shared + 1024));  // of sm_90, 1 KB a block reserved
+    *blocks = by_threads < by_shared ? by_threads : by_shared;
+    return SUCCESS;
+}
 static int held;  // allocations and events that live
-Result cuMemAlloc_v2(uintptr_t *pointer, size_t bytes) { ++held; *pointer = (uintptr_t)malloc(bytes); return SUCCESS; }
+Result cuMemAlloc_v2(uintptr_t *pointer, size_t bytes) {
+    ++held;
+    *pointer = (uintptr_t)aligned_alloc(256, (bytes + 255) / 256 * 256);
+    return SUCCESS;
+}
 int fake_held(void) { return held; }
 
 // The stream that captures (0: none), and how this thread minds it: 0 global, 2 relaxed.
@@ -152,6 +163,8 @@ Result cuLaunchKernelEx(const Config *c, uintptr_t function, void **params, void
     record(" args %llx %u\n", *(unsigned long long *)params[0], *(unsigned *)params[1]);
     return c->grid[0] ? SUCCESS : INVALID_VALUE;
 }
+
+#include "../support/fake_tensor_map.h"
 
 static Result unexpected(void) { return NOT_FOUND; }
 Result cuGetProcAddress_v2(const char *symbol, void **address, int version, uint64_t flags, int *status) {

@@ -102,10 +102,13 @@ def test_packed_arguments_are_what_the_driver_and_the_cpu_machine_read() -> None
 
 
 def test_packed_arguments_are_aligned() -> None:
-    args = packing.PackedArgs(KINDS, VALUES)
-    addresses = (ctypes.c_uint64 * len(KINDS)).from_address(args.address)
-    for address, kind, raw in zip(addresses, KINDS, RAW, strict=True):
-        assert address % (kind.align if isinstance(kind, packing.Bytes) else len(raw)) == 0
+    """A tensor map at a multiple of 64, wherever the memory of the arguments lies."""
+    several = [packing.PackedArgs(("ptr",) * n + KINDS, (16,) * n + VALUES) for n in range(8)]
+    for args in several:
+        addresses = (ctypes.c_uint64 * len(args.kinds)).from_address(args.address)
+        for address, kind, raw in zip(addresses, args.kinds, args.bytes_list(), strict=True):
+            assert address % (kind.align if isinstance(kind, packing.Bytes) else len(raw)) == 0
+    assert len({(args.address + 8 * len(args.kinds)) % 64 for args in several}) > 1, "they all lay well by chance"
 
 
 def test_packed_arguments_change_in_place() -> None:
@@ -184,8 +187,8 @@ class StubDriver:
         self.calls.append(("load", cubin, entry, device))
         return len(self.calls)
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
-        self.calls.append(("shared", handle, nbytes))
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
+        self.calls.append(("shared", handle, nbytes, device))
 
     def prepare(
         self,
@@ -235,8 +238,8 @@ def test_a_kernel_is_loaded_once_per_device_and_content() -> None:
 def test_shared_memory_above_48_kb_is_asked_for_at_load() -> None:
     stub = StubDriver()
     cuda.function(b"cubin", "small", 48 * 1024, on=stub)
-    cuda.function(b"cubin", "large", 48 * 1024 + 16, on=stub)
-    assert [call for call in stub.calls if call[0] == "shared"] == [("shared", 2, 48 * 1024 + 16)]
+    cuda.function(b"cubin", "large", 48 * 1024 + 16, device=1, on=stub)
+    assert [call for call in stub.calls if call[0] == "shared"] == [("shared", 2, 48 * 1024 + 16, 1)]
 
 
 def test_a_bound_launch_takes_only_the_stream() -> None:
@@ -263,15 +266,17 @@ def test_a_machine_without_the_driver_package_says_what_to_install(monkeypatch: 
 
 
 def test_a_machine_without_libcuda_points_to_the_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuda.bindings 13.0 raises a RuntimeError, newer versions cuda.pathfinder's class, which is one."""
     api: Any = pytest.importorskip("cuda.bindings.driver")
     pathfinder: Any = pytest.importorskip("cuda.pathfinder")
+    for error in (RuntimeError("Failed to dlopen libcuda.so.1"), pathfinder.DynamicLibNotFoundError("no libcuda")):
 
-    def absent(flags: int) -> None:
-        raise pathfinder.DynamicLibNotFoundError("no libcuda")
+        def absent(flags: int, error: Exception = error) -> None:
+            raise error
 
-    monkeypatch.setattr(api, "cuInit", absent)
-    with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*NumPy arrays run on the CPU machine"):
-        cuda.CudaDriver()
+        monkeypatch.setattr(api, "cuInit", absent)
+        with pytest.raises(DeviceError, match=r"^cuda: libcuda not found; .*host arrays run on the CPU machine"):
+            cuda.CudaDriver()
 
 
 def test_the_driver_launches_in_the_devices_context_and_leaves_the_callers(in_fake_cuda: Callable[[str], str]) -> None:
@@ -289,10 +294,29 @@ print(fake.fake_log().decode() + current())
     assert out.splitlines() == [
         "load cubin in 101",
         "get entry in 101",
-        "attribute 8 = 100000",
+        "attribute 9 = 100 in 101",
+        "attribute 8 = 100000 in 101",
         "launch 300 in 101 grid 4,2,1 block 128,1,1 shared 100000 stream 55 pdl 1 args 7000 7",
         "launch 300 in 101 grid 4,2,1 block 128,1,1 shared 100000 stream 0 pdl 1 args 7000 8",
         "0x101",
+    ]
+
+
+def test_a_kernel_is_set_up_in_a_thread_without_a_context(in_fake_cuda: Callable[[str], str]) -> None:
+    """Preferred shared memory in percent (attribute 9) of small kernels as well, dynamic shared memory (8) above 48 KB."""
+    out = in_fake_cuda("""
+print(current())
+small = cuda.function(b"cubin", "small", 1024)
+large = cuda.function(b"cubin", "large", 100_000, device=1)
+print(current())
+print([line for line in fake.fake_log().decode().splitlines() if line.startswith("attribute")])
+print(small.resident_blocks(256), large.resident_blocks(256), large.resident_blocks(1024), current())
+""")
+    assert out.splitlines() == [
+        "0x0",
+        "0x0",
+        str(["attribute 9 = 100 in 100", "attribute 9 = 100 in 101", "attribute 8 = 100000 in 101"]),
+        "8 2 2 0x0",
     ]
 
 

@@ -54,7 +54,7 @@ class Driver:
     def load(self, cubin, entry, device):
         loaded.append((entry, cubin[:4] == b"\\x7fELF", len(cubin)))
         return entry
-    def set_max_dynamic_shared(self, handle, nbytes): pass
+    def set_max_dynamic_shared(self, handle, nbytes, device): pass
     def prepare(self, handle, device, grid, block, shared, params, pdl):
         return lambda stream: launches.append([handle, list(grid), stream])
 

@@ -45,7 +45,7 @@ class EmulatedDriver:
         place = self.places.get(cubin)
         return cpu_kernel(*place, "sm_90a", "check") if place else self.fill.kernels[entry]
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
         assert nbytes > 48 << 10
 
     def prepare(self, handle: Any, device: int, grid: Any, block: Any, shared: int, params: Any, pdl: bool) -> Any:

@@ -44,6 +44,17 @@ def inline(page_size: int) -> Latent:
     )
 
 
+def plain(page_size: int) -> Latent:
+    """1,024 bytes: 512 bf16, which are copied to shared memory beside codes that are widened."""
+    return Latent(
+        dtype="bf16",
+        latent_dim=448,
+        page_size=page_size,
+        values="row",
+        layout=Layout(kv="page token head dim", layers="pointers"),
+    )
+
+
 _FP4: Final[dict[str, Any]] = {"dtype": "e2m1", "scale_dtype": "e4m3"}
 NVFP4: Final = Quant(**_FP4, block=Block(dim=16), place="row")
 # Of every other code.

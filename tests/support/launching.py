@@ -138,7 +138,7 @@ class NotingDriver:
         self.loaded.append((cubin, entry, device))
         return entry
 
-    def set_max_dynamic_shared(self, handle: object, nbytes: int) -> None:
+    def set_max_dynamic_shared(self, handle: object, nbytes: int, device: int) -> None:
         assert isinstance(handle, str) and nbytes > 48 * 1024
         self.shared[handle] = nbytes
 

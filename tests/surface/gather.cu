@@ -14,7 +14,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     by_hand(const __grid_constant__ Cache cache, const uint32_t* row_offsets, bf16* k_out, bf16* v_out, const uint32_t* starts,
             int64_t k_stride, int64_t v_stride, uint32_t num_rows) {
   pdl_wait();
-  pdl_trigger();
   const uint32_t first = blockIdx.x * kRows;
   __shared__ Row places[kRows];
   if (threadIdx.x < kRows && first + threadIdx.x < num_rows) {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ from kvgen.runtime import cuda
 from kvgen.runtime.tensor_map import encode
 from kvgen.tensor_map import PageView, RowView, gather4, ragged_tile, scale_tile, split_tile
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
+Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 VIEW = RowView("bf16", 0x7F00_0000_0000, 1000, 4, 128, 1024, 128)
 
 
@@ -80,25 +82,46 @@ for plan in PLANS:
     print(encode(plan, "cuda:1").hex(), encode(plan, "cpu").hex(), plan.l2_promotion)
 print(hex(int(api.cuCtxGetCurrent()[1])))
 print(fake.fake_log().decode().splitlines()[0])
-try:
-    encode(TensorMapPlan("line", "u8", 4096, (64,), (), (64,), ("x",), 0, 64, 1, 1), "cuda:1")
-except DeviceError as error:
-    print(error)
+line = TensorMapPlan("line", "u8", 4096, (2**32,), (), (64,), ("x",), 0, 64, 1, 1)
+for device in ("cuda:1", "cuda:7"):
+    try:
+        encode(line, device)
+    except DeviceError as error:
+        print(error)
 print(hex(int(api.cuCtxGetCurrent()[1])))
+api.cuCtxSetCurrent(api.CUcontext(0x101))
+wide, narrow = ctypes.c_uint64, ctypes.c_uint32
+room = ctypes.create_string_buffer(512)
+base = ctypes.addressof(room) + -ctypes.addressof(room) % 128
+for offset in (0, 16, 48, 64, 128):
+    print(fake.cuTensorMapEncodeTiled(ctypes.c_void_p(base + offset), 0, 1, ctypes.c_void_p(4096), (wide * 1)(64),
+                                      (wide * 1)(), (narrow * 1)(64), (narrow * 1)(1), 0, 0, 0, 0))
 """
 
 
-def test_the_driver_is_told_the_same(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def in_fake_cuda(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs Python in a process whose libcuda is the fake one."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("the fake libcuda needs Linux and a C compiler")
     pytest.importorskip("cuda.bindings.driver")
-    source = str(HERE / "fake_tensor_map.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), source, "-ldl"], check=True)
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
+    folder = tmp_path_factory.mktemp("libcuda")
+    source = str(ROOT / "tests" / "runtime" / "fake_driver.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), source, "-ldl"], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_the_driver_is_told_the_same(in_fake_cuda: Run) -> None:
+    done = in_fake_cuda(PROGRAM)
     lines = done.stdout.splitlines()
     for line in lines[: len(PLANS)]:
         told, wanted, promotion = line.split()
@@ -107,10 +130,43 @@ def test_the_driver_is_told_the_same(tmp_path: Path) -> None:
         assert int(told[254:], 16) == {0: 0, 64: 1, 128: 2, 256: 3}[int(promotion)]
     assert lines[len(PLANS) :] == [
         "0x0",
-        "encode in 101 interleave 0",
-        "cuTensorMapEncodeTiled: got CUDA_ERROR_INVALID_VALUE; fake refusal",
+        "encode in 101",
+        "cuTensorMapEncodeTiled: got CUDA_ERROR_INVALID_VALUE; fake refusal; a tensor copy cannot take this address, dimension, "
+        "stride, box or swizzle",
+        "cuDeviceGet: got CUDA_ERROR_INVALID_DEVICE; fake refusal",
         "0x0",
+        *("0", "1", "1", "1", "0"),  # the fake sees where the map lies
     ]
+    assert "the map lies at a multiple of 128, got 48" in done.stderr
+
+
+EVERY_SET = """
+import ctypes, importlib, json
+from pathlib import Path
+from kvgen.runtime.tensor_map import encode
+from kvgen.verify.tensor_maps import encode_all
+found = {}
+for folder in sorted(Path("generated").glob("*/cache.cuh")):
+    name = folder.parent.name
+    made = encode_all(importlib.import_module(f"generated.{name}"), "cuda:0")
+    found[name] = [(m.of, m.in_order, m.refused, m.refused or m.map.data[:127] == encode(m.map.plan, "cpu")[:127]) for m in made]
+print(json.dumps([found, ctypes.CDLL("libcuda.so.1").fake_strides_out_of_order()]))
+"""
+
+
+def test_the_driver_takes_every_map_of_every_set(in_fake_cuda: Run) -> None:
+    """Under the rules of cuda.h, but for the order of strides: in these forms one is no multiple of the one before it."""
+    found, out_of_order = json.loads(in_fake_cuda(EVERY_SET).stdout)
+    every = [(name, *made) for name, maps in found.items() for made in maps]
+    assert [(name, of, refused) for name, of, _, refused, _ in every if refused] == []
+    assert [(name, of) for name, of, _, _, same in every if not same] == []
+    kernels = {(name, of) for name, of, *_ in every if "_map" in of}
+    text = {path.parent.name for path in (ROOT / "generated").glob("*/__init__.py") if "PoolMap(" in path.read_text()}
+    assert {name for name, _ in kernels} == text and len(kernels) > 30
+    unordered = [of for _, of, in_order, _, _ in every if not in_order]
+    assert len(unordered) == out_of_order
+    assert {of.split(", ")[2] for of in unordered if "_map" not in of} == {"split", "folded", "row-major", "ragged"}
+    assert any("extend, k_map" in of for of in unordered)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,6 @@
-// atomics.h - read, combine and write in one step. Included by device.h.
+// atomics.h - read, combine and write in one step, as templates; operations.cpp exports what kernels call.
 #pragma once
 
-enum : int { T_ADD, T_MIN, T_MAX, T_AND, T_OR, T_XOR, T_EXCH, T_INC, T_DEC };
 template <class T> EMU_INLINE T combine(int op, T o, T b) {
   switch (op) {
     case T_ADD: return T(typename Unsigned<T>::type(o) + typename Unsigned<T>::type(b));
@@ -20,11 +19,8 @@ template <class T> EMU_INLINE T atomic_write(u8* p, T old_value, T new_value) {
   store<T>(p, new_value);
   return old_value;
 }
-template <int OP, class T> EMU_INLINE T atomic_integer(u8* p, T b) { T o = load<T>(p); return atomic_write(p, o, combine<T>(OP, o, b)); }
 template <class T> EMU_INLINE T atomic_float_add(u8* p, T b, bool flush) {
   T o = load<T>(p);
   return atomic_write(p, o, flush ? (T)ftz(ftz((float)o) + ftz((float)b)) : o + b);
 }
 template <class T> EMU_INLINE T atomic_swap_if(u8* p, T expected, T desired) { T o = load<T>(p); return atomic_write(p, o, o == expected ? desired : o); }
-template <class F, int OP> EMU_INLINE u16 atomic_half(u8* p, u16 b) { u16 o = load<u16>(p); return atomic_write(p, o, half_op<F, OP, 0>(o, b, 0)); }
-template <class F, int OP> EMU_INLINE u32 atomic_half2(u8* p, u32 b) { u32 o = load<u32>(p); return atomic_write(p, o, half_op2<F, OP, 0>(o, b, 0)); }

@@ -9,7 +9,7 @@ template <class T> static void reduce_integers(u8* to, const u8* from, u32 bytes
 template <class F> static void reduce_halves(u8* to, const u8* from, u32 bytes, u32 op) {
   for (u32 i = 0; i < bytes; i += 2) {
     const u16 a = load<u16>(to + i), b = load<u16>(from + i);
-    store<u16>(to + i, op == T_ADD ? half_op<F, H_ADD, 0>(a, b, 0) : op == T_MIN ? half_op<F, H_MIN, 0>(a, b, 0) : half_op<F, H_MAX, 0>(a, b, 0));
+    store<u16>(to + i, half_op<F>(op == T_ADD ? H_ADD : op == T_MIN ? H_MIN : H_MAX, 0, a, b, 0));
   }
 }
 static void reduce_bytes(u8* to, const u8* from, u32 bytes, u32 reduction) {

@@ -80,12 +80,8 @@ u32 find_range(u64 address, u32 bytes, u32 flags, u32 site) {
   fault("global_out_of_bounds", site, nearest->name, "%s of %u bytes at %#llx lies in no buffer; the nearest is '%s' (%llu bytes): the access starts %s, at byte %lld", verb(flags), bytes,
         (unsigned long long)address, nearest->name, (unsigned long long)size, in_words(best, past).text, (long long)(address - nearest->low));
 }
-void check_settled(const Range& r, u64 address, u32 flags, u32 site) {
-  if (launch->programmatic && !r.settled && !checker_here().knows_grid(worker->current->linear))
-    fault("before_grid_wait", site, r.name, "%s of '%s' at byte %llu before griddepcontrol.wait: the kernel before this one may still be running", verb(flags), r.name,
-          (unsigned long long)(address - r.low));
-}
-static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 alignment) {
+// `later`: of a copy, which reads when it lands.
+static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 alignment, bool later = false) {
   const u32 index = find_range(address, bytes, flags, site);
   const Range& r = ranges[index];
   if (flags & A_CLUSTER && cluster_size == 1) flags |= A_CTA;
@@ -94,6 +90,7 @@ static void global_access(u64 address, u32 bytes, u32 flags, u32 site, u32 align
           (unsigned long long)address, alignment);
   count_request(index, address, bytes, flags, site);
   check_settled(r, address, flags, site);
+  if (!later) note_read(checker_here(), worker->current->linear, checker_here().clocks[worker->current->linear], index, flags, site);
   if (!r.tracked) return;
   emu_await_turn();
   BlockChecker& b = checker_here();
@@ -216,7 +213,7 @@ u8* emu_check_generic(u64 address, u32 bytes, u32 flags, u32 site) {
 }
 void check_copy_issue(const CopyOp& op) {
   BlockChecker& b = checker_here();
-  if (op.source_bytes) global_access(op.source, op.source_bytes, A_READ, op.site, 1);
+  if (op.source_bytes) global_access(op.source, op.source_bytes, A_READ, op.site, 1, true);
   if (op.source_bytes && op.source % op.bytes) fault("misaligned", op.site, nullptr, "cp.async of %u bytes from address %#llx", op.bytes, (unsigned long long)op.source);
   const u32 o = shared_offset(op.destination, op.bytes, A_WRITE, op.site);
   if (any_busy(b.shared_state + o, op.bytes)) shared_not_ready(b, o, op.bytes, A_WRITE, op.site);
@@ -277,7 +274,7 @@ void check_begin_block(Block& block) {
   *worker->cluster_order = {};
   b.base_clock = 0;
   for (u32 t = 0; t < thread_count; t++) {
-    b.clocks[t] = 1, b.row_groups[t] = b.grid_waits[t] = b.init_fences[t] = 0;
+    b.clocks[t] = 1, b.row_groups[t] = b.init_fences[t] = 0;
     b.acquired[t] = b.pending[t] = b.released[t] = b.released_cta[t] = nullptr;
   }
   memset(b.agent_base, 0, sizeof b.agent_base);
@@ -295,6 +292,7 @@ void check_begin_block(Block& block) {
   b.holds.clear();
   b.stores_under_way = 0;
   reset_proxy_fences(b);
+  begin_dependents(b);
   memcpy(b.shared_state, shared_layout, shared_extent);
   for (u32 i = 0; i < BARRIERS; i++) b.barrier_rows[i].groups = b.barrier_rows[i].warps = 0, b.barrier_acquired[i] = b.barrier_pending[i] = nullptr;
 }

@@ -131,6 +131,9 @@ struct BlockChecker {
   bool aligned;  // there has been such an instruction
   std::vector<u32> init_fences;  // clock of each thread's last fence.mbarrier_init
   std::vector<u32> grid_waits;  // clock at which each thread knew that the kernel before has ended; 0: it does not
+  struct LastRead { u32 clock, range, site; };  // clock 0: none
+  std::vector<LastRead> last_reads;             // of global memory that kernels may write, by thread and agent
+  u32 trigger_site;                             // where the block let the kernel behind start
   bool any_knowledge;
   Row barrier_rows[BARRIERS];
   KnowledgePtr barrier_acquired[BARRIERS], barrier_pending[BARRIERS];
@@ -168,7 +171,6 @@ struct BlockChecker {
   KnowledgePtr snapshot(u32 t);                // t's whole past, for others to acquire
   void learn(u32 t, const KnowledgePtr& k);    // t acquires k
   bool may_follow(u32 t, u32 block, u32 u) const;  // once aligned instructions order memory
-  bool knows_grid(u32 t);                      // of the end of the kernel before
   bool knows_block(u32 t, u32 block, u32 thread, u32 clock);
 };
 struct ClusterOrder {  // through the cluster's barrier; inits: of mbarriers, by their fence and even a relaxed arrival
@@ -182,7 +184,6 @@ struct Range { const char* name; u64 low, high; bool writable, tracked, implicit
 extern std::vector<Range> ranges;
 const char* verb(u32 flags);
 u32 find_range(u64 address, u32 bytes, u32 flags, u32 site);
-void check_settled(const Range& r, u64 address, u32 flags, u32 site);
 u32 shared_bounds(u32 address, u32 bytes, u32 flags, u32 site);  // its offset
 void shared_not_ready(const BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site);
 void shared_access(BlockChecker& home, u32 o, u32 bytes, u32 flags, u32 site, u8* place = nullptr);
@@ -193,7 +194,14 @@ void note_visit(Block& home, u32 site);  // the current thread uses its shared m
 void synchronise(BlockChecker& b, Locations& locations, u64 address, const Access& a);
 void settle_store(BlockChecker& b);  // the store that `twice` waits for has been made
 void end_shadow();
+// dependents.cpp
+void check_settled(const Range& r, u64 address, u32 flags, u32 site);
+void check_landing(const BlockChecker& home, u32 range, u32 site);
+void note_read(BlockChecker& b, u32 me, u32 clock, u32 range, u32 flags, u32 site);
+void begin_dependents(BlockChecker& b);
 // padding.cpp
+constexpr u32 PAGE_BYTES = 4096;   // of global memory, whose bytes are kept together: no page of a host's is smaller
+void keep_page(u64 address);       // it is about to be written for the first time
 bool tolerates_race(const Access& a, u32 other_flags, u32 other_site);  // for now: it is suspected
 void suspect_reader(const Reader& r, u32 thread);        // a write raced with what it had read
 void suspect_bytes(BlockChecker& home, u32 o, u32 bytes);  // two writes raced

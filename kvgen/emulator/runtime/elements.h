@@ -15,11 +15,11 @@ typedef double Wide __attribute__((vector_size(16), aligned(8)));
 
 constexpr u32 bits_of(Element e) {
   switch (e) {
-    case Element::F64: return 64;
-    case Element::F32: case Element::S32: case Element::TF32: return 32;
-    case Element::F16: case Element::BF16: return 16;
-    case Element::S4: case Element::U4: return 4;
-    case Element::B1: return 1;
+    case ELEMENT_F64: return 64;
+    case ELEMENT_F32: case ELEMENT_S32: case ELEMENT_TF32: return 32;
+    case ELEMENT_F16: case ELEMENT_BF16: return 16;
+    case ELEMENT_S4: case ELEMENT_U4: return 4;
+    case ELEMENT_B1: return 1;
     default: return 8;
   }
 }
@@ -33,17 +33,17 @@ static const Fp8Values fp8_values;
 
 template <Element E> inline double number(u32 raw) {
   switch (E) {
-    case Element::F16: {  // without the branches of half_value
+    case ELEMENT_F16: {  // without the branches of half_value
       const u32 magnitude = (raw & 0x7fff) << 13, special = (raw & 0x7c00) == 0x7c00 ? 0x7f800000 : 0;
       return bits<float>(bits<u32>(bits<float>(magnitude) * 0x1p112f) | special | (raw & 0x8000) << 16);
     }
-    case Element::BF16: return bfloat_value((u16)raw);
-    case Element::TF32: return bits<float>(raw & 0xffffe000u);  // the low 13 bits are not looked at
-    case Element::E4M3: return fp8_values.of[0][raw & 255];
-    case Element::E5M2: return fp8_values.of[1][raw & 255];
-    case Element::S8: return (s8)raw;
-    case Element::U8: return (u8)raw;
-    case Element::S4: return (s32)(raw << 28) >> 28;
+    case ELEMENT_BF16: return bfloat_value((u16)raw);
+    case ELEMENT_TF32: return bits<float>(raw & 0xffffe000u);  // the low 13 bits are not looked at
+    case ELEMENT_E4M3: return fp8_values.of[0][raw & 255];
+    case ELEMENT_E5M2: return fp8_values.of[1][raw & 255];
+    case ELEMENT_S8: return (s8)raw;
+    case ELEMENT_U8: return (u8)raw;
+    case ELEMENT_S4: return (s32)(raw << 28) >> 28;
     default: return raw & 15;
   }
 }
@@ -57,15 +57,15 @@ template <Element E> void unpack(const void* from, u32 words, double* to) {
 typedef void (*Unpack)(const void* from, u32 words, double* to);
 inline Unpack unpack_of(Element e) {
   switch (e) {
-    case Element::F16: return unpack<Element::F16>;
-    case Element::BF16: return unpack<Element::BF16>;
-    case Element::TF32: return unpack<Element::TF32>;
-    case Element::E4M3: return unpack<Element::E4M3>;
-    case Element::E5M2: return unpack<Element::E5M2>;
-    case Element::S8: return unpack<Element::S8>;
-    case Element::U8: return unpack<Element::U8>;
-    case Element::S4: return unpack<Element::S4>;
-    default: return unpack<Element::U4>;
+    case ELEMENT_F16: return unpack<ELEMENT_F16>;
+    case ELEMENT_BF16: return unpack<ELEMENT_BF16>;
+    case ELEMENT_TF32: return unpack<ELEMENT_TF32>;
+    case ELEMENT_E4M3: return unpack<ELEMENT_E4M3>;
+    case ELEMENT_E5M2: return unpack<ELEMENT_E5M2>;
+    case ELEMENT_S8: return unpack<ELEMENT_S8>;
+    case ELEMENT_U8: return unpack<ELEMENT_U8>;
+    case ELEMENT_S4: return unpack<ELEMENT_S4>;
+    default: return unpack<ELEMENT_U4>;
   }
 }
 
@@ -83,8 +83,8 @@ inline void take_sums(const MatrixForm& form, u32 lane, const u32* d, double* su
   double* at = sums + (lane >> 2) * n + (lane & 3) * 2;
   for (double* p = at; p < at + n; p += 8)
     for (double* q = p; q <= p + below; q += 8 * n) {
-      if (form.d == Element::F16) q[0] = half_value((u16)*d), q[1] = half_value((u16)(*d++ >> 16));
-      else if (form.d == Element::F32) q[0] = bits<float>(*d++), q[1] = bits<float>(*d++);
+      if (form.d == ELEMENT_F16) q[0] = half_value((u16)*d), q[1] = half_value((u16)(*d++ >> 16));
+      else if (form.d == ELEMENT_F32) q[0] = bits<float>(*d++), q[1] = bits<float>(*d++);
       else q[0] = (s32)*d++, q[1] = (s32)*d++;
     }
 }
@@ -93,8 +93,8 @@ inline void give_sums(const MatrixForm& form, u32 lane, const double* sums, u32*
   const double* at = sums + (lane >> 2) * n + (lane & 3) * 2;
   for (const double* p = at; p < at + n; p += 8)
     for (const double* q = p; q <= p + below; q += 8 * n) {
-      if (form.d == Element::F16) *d++ = round_to_half(q[0]) | round_to_half(q[1]) << 16;
-      else if (form.d == Element::F32) *d++ = round_to_float(q[0]), *d++ = round_to_float(q[1]);
+      if (form.d == ELEMENT_F16) *d++ = round_to_half(q[0]) | round_to_half(q[1]) << 16;
+      else if (form.d == ELEMENT_F32) *d++ = round_to_float(q[0]), *d++ = round_to_float(q[1]);
       else *d++ = round_to_int(q[0], form.saturate), *d++ = round_to_int(q[1], form.saturate);
     }
 }

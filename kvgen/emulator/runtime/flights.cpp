@@ -56,13 +56,14 @@ void visit_global_bytes(const Transfer& t, u64 address, u32 bytes, Access& a) {
   }
 }
 // Bounds of all it touches in global memory, and one request for all of it. Returns its bytes.
-u32 count_global(const Transfer& t, u32 flags) {
+u32 count_global(Transfer& t, u32 flags) {
   u32 bytes = 0, counted = ~0u;
   each_run(t, [&](u64 address, u32, u32 n, bool inside) {
     if (!inside || !n) return;
     const u32 range = find_range(address, n, flags, t.site);
     check_settled(ranges[range], address, flags, t.site);
     count_bulk(range, address, n, flags, t.site, range != counted);
+    if (flags != A_WRITE && !ranges[range].settled) t.reads = range;
     counted = range, bytes += n;
   });
   return bytes;
@@ -138,6 +139,8 @@ void check_transfer_landed(const Transfer& t) {
   const Mbarrier& m = find_mbarrier(t.mbarrier, t.site);
   const bool tracked = m.number < WARPGROUP_AGENT;
   if (t.direction == TO_SHARED) note_in_flight(*t.issuer, -(s64)t.bytes_read);
+  if (t.reads != NO_RANGE) check_landing(home, t.reads, t.site);
+  if (t.reads != NO_RANGE && tracked) note_read(home, MAX_THREADS + m.number, home.agent_ticks[m.number] + 1, t.reads, A_READ, t.site);
   Access a{tracked ? MAX_THREADS + m.number : 0, A_WRITE, t.site, tracked ? home.agent_ticks[m.number] + 1 : 0, true, "", "shared", t.direction != VALUE_TO_SHARED, true};
   each_destination(t, [&](u32 o, u32 n) {
     memset(home.shared_state + o, WRITTEN, n);
@@ -162,6 +165,7 @@ void check_transfer_read(const Transfer& t) {
 }
 void check_transfer_written(const Transfer& t) {
   checker_of(t).stores_under_way--;
+  if (t.reads != NO_RANGE) note_read(checker_of(t), t.issuer->linear, checker_of(t).clocks[t.issuer->linear], t.reads, A_ATOMIC, t.site);
   Access a = access_of(t, t.reduction != NO_REDUCTION ? A_ATOMIC | A_STRONG : A_WRITE, "global");
   each_run(t, [&](u64 address, u32, u32 n, bool inside) {
     if (inside) visit_global_bytes(t, address, n, a);
@@ -199,6 +203,7 @@ void check_copy_landed(const Fiber& f, const CopyOp& op, const SharedByte* mbarr
     check_agent_learn(*f.block, f.linear, m->number, a.clock);
   }
   note_in_flight(f, -(s64)op.source_bytes);
+  if (op.source_bytes) note_read(b, a.me, a.clock, find_range(op.source, op.source_bytes, A_READ, op.site), A_READ, op.site);
   memset(b.shared_state + o, WRITTEN, op.bytes);
   visit_shared_bytes(b, b, o, op.bytes, a);
 }

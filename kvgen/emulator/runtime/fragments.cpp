@@ -28,10 +28,17 @@ void move_op(void** a, u32) {
 }
 
 // ---------------------------------------------------------------- mma
+// One lane's fragments: Mma of tensor.h, or of mma.f64 the same of doubles.
+template <class Word> struct Lane {
+  Word* d;
+  const Word *a, *b;
+  const MatrixForm* form;
+};
+static_assert(sizeof(Lane<u32>) == sizeof(Mma), "kernels hand over an Mma");
 // Rows of A and columns of B, each of `words` words along k.
 template <class Word> void collect(void** lanes, u32 m, u32 words, Word* rows, Word* columns) {
   for (u32 l = 0; l < 32; l++) {
-    const Mma<Word>& x = *(Mma<Word>*)lanes[l];
+    const Lane<Word>& x = *(Lane<Word>*)lanes[l];
     const u32 g = l >> 2, t = l & 3;
     const Word* next = x.a;
     for (u32 i = 0; i < words; i += 4)
@@ -44,7 +51,7 @@ constexpr u32 MOST_WORDS = 16, MOST_K = 64;
 template <Element E> void rows(void** lanes, u32 m, u32 k, double* to) {
   constexpr u32 BITS = bits_of(E), COUNT = 32 / BITS;
   for (u32 l = 0; l < 32; l++) {
-    const u32* next = ((Mma<u32>*)lanes[l])->a;
+    const u32* next = ((Lane<u32>*)lanes[l])->a;
     for (double* first = to + (l >> 2) * k + (l & 3) * COUNT; first < to + ((l >> 2) + 1) * k; first += 4 * COUNT)
       for (double* p = first; p < to + m * k; p += 8 * k) {
         const u32 word = *next++;
@@ -55,7 +62,7 @@ template <Element E> void rows(void** lanes, u32 m, u32 k, double* to) {
 template <Element E> void columns(void** lanes, u32 k, double* to) {
   constexpr u32 BITS = bits_of(E), COUNT = 32 / BITS;
   for (u32 l = 0; l < 32; l++) {
-    const u32* next = ((Mma<u32>*)lanes[l])->b;
+    const u32* next = ((Lane<u32>*)lanes[l])->b;
     for (double* p = to + (l & 3) * COUNT * 8 + (l >> 2); p < to + k * 8; p += 4 * COUNT * 8) {
       const u32 word = *next++;
       for (u32 j = 0; j < COUNT; j++) p[j * 8] = number<E>(word >> j * BITS);
@@ -68,38 +75,38 @@ struct Spread {
 };
 Spread spread_of(Element e) {
   switch (e) {
-    case Element::F16: return {rows<Element::F16>, columns<Element::F16>};
-    case Element::BF16: return {rows<Element::BF16>, columns<Element::BF16>};
-    case Element::TF32: return {rows<Element::TF32>, columns<Element::TF32>};
-    case Element::E4M3: return {rows<Element::E4M3>, columns<Element::E4M3>};
-    case Element::E5M2: return {rows<Element::E5M2>, columns<Element::E5M2>};
-    case Element::S8: return {rows<Element::S8>, columns<Element::S8>};
-    case Element::U8: return {rows<Element::U8>, columns<Element::U8>};
-    case Element::S4: return {rows<Element::S4>, columns<Element::S4>};
-    default: return {rows<Element::U4>, columns<Element::U4>};
+    case ELEMENT_F16: return {rows<ELEMENT_F16>, columns<ELEMENT_F16>};
+    case ELEMENT_BF16: return {rows<ELEMENT_BF16>, columns<ELEMENT_BF16>};
+    case ELEMENT_TF32: return {rows<ELEMENT_TF32>, columns<ELEMENT_TF32>};
+    case ELEMENT_E4M3: return {rows<ELEMENT_E4M3>, columns<ELEMENT_E4M3>};
+    case ELEMENT_E5M2: return {rows<ELEMENT_E5M2>, columns<ELEMENT_E5M2>};
+    case ELEMENT_S8: return {rows<ELEMENT_S8>, columns<ELEMENT_S8>};
+    case ELEMENT_U8: return {rows<ELEMENT_U8>, columns<ELEMENT_U8>};
+    case ELEMENT_S4: return {rows<ELEMENT_S4>, columns<ELEMENT_S4>};
+    default: return {rows<ELEMENT_U4>, columns<ELEMENT_U4>};
   }
 }
 // f64 is no approximation: a chain of fused multiply-adds along k.
 void mma_f64_op(void** lanes, u32) {
-  const MatrixForm& form = *((Mma<double>*)lanes[0])->form;
+  const MatrixForm& form = *((Lane<double>*)lanes[0])->form;
   double rows[16 * MOST_WORDS], columns[8 * MOST_WORDS];
   collect(lanes, form.m, form.k, rows, columns);
   for (u32 l = 0; l < 32; l++)
     for (u32 i = 0; i < form.m / 4u; i++) {
-      double& sum = ((Mma<double>*)lanes[l])->d[i];
+      double& sum = ((Lane<double>*)lanes[l])->d[i];
       const double *row = rows + ((l >> 2) + (i >> 1) * 8) * form.k, *column = columns + ((l & 3) * 2 + (i & 1)) * form.k;
       for (u32 x = 0; x < form.k; x++) sum = canonical(__builtin_fma(row[x], column[x], sum));
     }
 }
 template <bool EXCLUSIVE> void mma_b1_op(void** lanes, u32) {
-  const MatrixForm& form = *((Mma<u32>*)lanes[0])->form;
+  const MatrixForm& form = *((Lane<u32>*)lanes[0])->form;
   u32 rows[16 * MOST_WORDS], columns[8 * MOST_WORDS];
   const u32 words = form.k / 32;
   collect(lanes, form.m, words, rows, columns);
   for (u32 l = 0; l < 32; l++)
     for (u32 i = 0; i < form.m / 4u; i++) {
       const u32 *row = rows + ((l >> 2) + (i >> 1) * 8) * words, *column = columns + ((l & 3) * 2 + (i & 1)) * words;
-      for (u32 x = 0; x < words; x++) ((Mma<u32>*)lanes[l])->d[i] += (u32)__builtin_popcount(EXCLUSIVE ? row[x] ^ column[x] : row[x] & column[x]);
+      for (u32 x = 0; x < words; x++) ((Lane<u32>*)lanes[l])->d[i] += (u32)__builtin_popcount(EXCLUSIVE ? row[x] ^ column[x] : row[x] & column[x]);
     }
 }
 }  // namespace
@@ -118,13 +125,13 @@ void emu_load_matrices(void** a, u32) {
   }
 }
 void emu_multiply(void** lanes, u32) {
-  const MatrixForm& form = *((Mma<u32>*)lanes[0])->form;
+  const MatrixForm& form = *((Lane<u32>*)lanes[0])->form;
   double a[16 * MOST_K], b[MOST_K * 8], sums[16 * 8];
   spread_of(form.a).rows(lanes, form.m, form.k, a);
   spread_of(form.b).columns(lanes, form.k, b);
-  for (u32 l = 0; l < 32; l++) take_sums(form, l, ((Mma<u32>*)lanes[l])->d, sums);
+  for (u32 l = 0; l < 32; l++) take_sums(form, l, ((Lane<u32>*)lanes[l])->d, sums);
   multiply(form.m, 8, form.k, a, b, sums);
-  for (u32 l = 0; l < 32; l++) give_sums(form, l, sums, ((Mma<u32>*)lanes[l])->d);
+  for (u32 l = 0; l < 32; l++) give_sums(form, l, sums, ((Lane<u32>*)lanes[l])->d);
 }
 void emu_stmatrix(const u32* in, u32 count, u32 transposed, u32 address, u32 site) {
   Matrices m{const_cast<u32*>(in), nullptr, count, transposed};
@@ -136,11 +143,11 @@ u32 emu_movmatrix(u32 in, u32 site) {
   warp_operation(~0u, move_op, &m, site, false, true);
   return in;
 }
-void emu_mma_f64(double* d, const double* a, const double* b, const MatrixForm& form, u32 site) {
-  Mma<double> m{d, a, b, &form};
+void emu_mma_f64(double* d, const double* a, const double* b, const MatrixForm* form, u32 site) {
+  Lane<double> m{d, a, b, form};
   warp_operation(~0u, mma_f64_op, &m, site, false, true);
 }
-void emu_mma_b1(u32* d, const u32* a, const u32* b, const MatrixForm& form, u32 exclusive, u32 site) {
-  Mma<u32> m{d, a, b, &form};
+void emu_mma_b1(u32* d, const u32* a, const u32* b, const MatrixForm* form, u32 exclusive, u32 site) {
+  Lane<u32> m{d, a, b, form};
   warp_operation(~0u, exclusive ? mma_b1_op<true> : mma_b1_op<false>, &m, site, false, true);
 }

@@ -82,7 +82,7 @@ void begin_block(Worker& w, Block& b, u32 rank, const u32* position) {
     f.slot = (u32)(&f - w.fibers);
     f.block = &b, f.own_warp = &b.warps[f.warp];
     f.blocks = w.block_counts + (size_t)f.slot * kernel->block_count;
-    f.shared = b.shared, f.windows = w.windows, f.window_bytes = cluster_size * WINDOW_STRIDE;
+    f.shared = b.shared, f.windows = w.windows, f.window_bytes = cluster_size * WINDOW_STRIDE, f.spins = &emu_spins;
     f.stack = w.stacks + stack_stride * f.slot;
     f.local_offset = ((u64)f.stack & -NEAR_ALIGN) - LOCAL_ORIGIN;
     f.site = NO_SITE;
@@ -261,6 +261,7 @@ extern "C" __attribute__((visibility("default"))) const FaultRecord* emu_suspici
 // 0: done; 1: fault, see emu_fault_record(); 2: no memory for the fibers
 extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* info) {
   launch = info;
+  if (info->program->initialize) info->program->initialize();
   emu_sites = info->program->sites;
   kernel = info->program->kernels[info->kernel];
   thread_count = info->block[0] * info->block[1] * info->block[2];

@@ -1,6 +1,6 @@
 // numbers.cpp - the conversions and roundings that are too rare or too long to inline into every kernel.
 // Compiled with -frounding-math: some functions change the rounding mode of the host for one operation.
-#include "device.h"
+#include "runtime.h"
 #include <fenv.h>
 #include <math.h>
 

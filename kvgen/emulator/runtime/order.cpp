@@ -123,16 +123,6 @@ void emu_fence(u32 scope, u32 what, u32) {
   if (!scope || (scope == 2 && cluster_size > 1)) b.released[t] = b.released_cta[t];
   b.clocks[t]++;
 }
-void emu_grid_wait() {
-  BlockChecker& b = checker_here();
-  const u32 t = worker->current->linear;
-  if (!b.grid_waits[t]) b.grid_waits[t] = b.clocks[t]++;
-}
-bool BlockChecker::knows_grid(u32 t) {
-  for (u32 u = 0; !grid_waits[t] && u < thread_count; u++)
-    if (grid_waits[u] && ordered(t, u, grid_waits[u])) grid_waits[t] = clocks[t];
-  return grid_waits[t];
-}
 void check_full_barrier() {
   BlockChecker& b = checker_here();
   for (u32 t = 0; t < thread_count; t++) {

@@ -2,7 +2,8 @@
 //
 // A thread's read of bytes that nobody has written, or that race, is only suspected: it may be of padding. A launch with a
 // suspicion is run again (padding.py), as a probe, in which such reads find other bytes. What it leaves in memory tells
-// whether anybody uses them. A probe follows the launch up to there, so that a read is named by its thread and clock.
+// whether anybody uses them. A probe follows the launch up to there, so that a read is named by its thread and clock. All
+// begin with the same memory: of every page of global memory that a launch writes, the bytes before its first write are kept.
 #include "checker.h"
 #include <set>
 #include <string.h>
@@ -13,6 +14,12 @@ namespace {
 typedef std::tuple<u32, u32, u32, u32> ReadName;  // block, thread, site, clock
 std::set<ReadName> raced_reads;                   // with a later write; found by the launch, disturbed by its probes
 pthread_mutex_t raced_lock = PTHREAD_MUTEX_INITIALIZER;
+struct KeptPage {  // the fields of abi.KeptPage
+  u64 address;
+  u8* bytes;  // before the launch
+};
+std::map<u64, std::unique_ptr<u8[]>> kept_pages;  // of the launch and its probes; only the block whose turn it is writes
+std::vector<KeptPage> kept_list;
 
 bool is_asynchronous(u32 site) {
   const char* op = emu_sites[site].op;
@@ -47,7 +54,23 @@ u8* read_or_probe(BlockChecker& home, u32 o, u8* place, u32 bytes, u32 site) {
   for (u32 i = 0; i < bytes; i++) me.disturbed[i] = place[i] ^ (raced || (!home.undetermined.empty() && home.undetermined[o + i]) ? CHANGES[launch->probe] : 0);
   return me.disturbed;
 }
+void keep_page(u64 address) {
+  std::unique_ptr<u8[]>& page = kept_pages[address];
+  if (page) return;  // the launch before this probe has written it
+  page.reset(new u8[PAGE_BYTES]);
+  memcpy(page.get(), (const u8*)address, PAGE_BYTES);  // whole, since memory is mapped by pages
+}
 void begin_padding() {
-  if (!launch->probe) raced_reads.clear();
+  if (!launch->probe) raced_reads.clear(), kept_pages.clear();
+}
+extern "C" __attribute__((visibility("default"))) const KeptPage* emu_kept_pages(u64* count) {
+  kept_list.clear();
+  for (auto& entry : kept_pages) kept_list.push_back({entry.first, entry.second.get()});
+  *count = kept_list.size();
+  return kept_list.data();
+}
+extern "C" __attribute__((visibility("default"))) void emu_drop_pages() {
+  kept_list.clear();
+  kept_pages.clear();
 }
 #endif

@@ -1,9 +1,20 @@
 // runtime.h - state shared by the runtime's own files: workers, blocks, fibers, the fault record, the checker's hooks.
 #pragma once
-#define EMU_RUNTIME
 #include "device.h"
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
+
+template <class T, class S> EMU_INLINE T bits(S s) {
+  static_assert(sizeof(T) == sizeof(S), "bit casts keep the size");
+  return __builtin_bit_cast(T, s);
+}
+template <class T> EMU_INLINE T load(const u8* p) { T v; __builtin_memcpy(&v, p, sizeof v); return v; }
+template <class T> EMU_INLINE void store(u8* p, T v) { __builtin_memcpy(p, &v, sizeof v); }
+extern __thread u32 emu_spins __attribute__((tls_model("initial-exec")));  // yields since something last changed
+#include "integers.h"
+#include "floats.h"
+#include "atomics.h"
 
 constexpr u32 MAX_THREADS = 1024, MAX_WARPS = 32, BARRIERS = 16, MAX_CLUSTER = 16, MAX_WORKERS = 64;
 
@@ -68,7 +79,7 @@ struct Block {  // one running block
 struct BufferInfo {
   const char* name;
   u64 address, bytes;
-  u32 writable, settled;  // settled: no kernel before this one may still write it
+  u32 writable, settled;  // settled: no kernel before or behind this one writes it
 };
 struct SiteCount {  // what one instruction asked of one buffer
   const char* where;

@@ -6,10 +6,11 @@
 #if EMU_CHECK
 Locations global_locations;
 namespace {
-constexpr u32 PAGE_BYTES = 4096, READERS_KEPT = 48;
+constexpr u32 READERS_KEPT = 48;
 struct Page {
   Cell words[PAGE_BYTES / 4];
   Cell* bytes;
+  bool kept;
 };
 // Global memory is only tracked by the block whose turn it is, so nothing here needs a lock.
 std::unordered_map<u64, Page*> pages;
@@ -214,6 +215,7 @@ void visit_global(BlockChecker& b, u64 address, u32 bytes, const Access& a, u64 
   Page* p = slot.page;
   const u32 first = (u32)(address % PAGE_BYTES);
   if (!p->bytes && ((first | bytes) & 3)) p->bytes = (Cell*)calloc(PAGE_BYTES, sizeof(Cell));
+  if (a.write && hardware_level() && !p->kept) keep_page(number * PAGE_BYTES), p->kept = true;
   visit_range<false>(b, b, p->words, p->bytes, first, bytes, a, offset);
 }
 

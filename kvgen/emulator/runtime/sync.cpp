@@ -242,4 +242,5 @@ void emu_fence(u32 scope, u32, u32) {  // what is stored behind it may be a mess
 }
 void emu_proxy_fence(u32, u32) {}
 void emu_grid_wait() {}
+void emu_grid_trigger(u32) {}
 #endif

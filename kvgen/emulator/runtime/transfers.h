@@ -56,6 +56,7 @@ static_assert(sizeof(TensorMap) == 128, "a tensor map is 128 bytes");
 constexpr u64 TENSOR_MAP_MAGIC = 0x70616d2d6e65746bull;
 constexpr u8 ELEMENT_BYTES[ELEMENT_TYPES] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
 
+constexpr u32 NO_RANGE = ~0u;
 enum Direction : u8 { TO_SHARED, TO_GLOBAL, BETWEEN_SHARED, VALUE_TO_SHARED };
 struct Transfer {
   Direction direction;
@@ -63,6 +64,7 @@ struct Transfer {
   u32 mode;
   u32 reduction = NO_REDUCTION, byte_mask = 0xffff;
   u32 bytes, site, group, bytes_read;  // read: of global memory
+  u32 reads = NO_RANGE;                // check mode: the range that it reads, where another kernel may write it
   Fiber* issuer;
   SharedByte shared;    // its end in shared memory; the destination where both are
   SharedByte source;    // BETWEEN_SHARED

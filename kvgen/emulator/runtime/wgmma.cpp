@@ -168,8 +168,8 @@ void wait_op(void** lanes, u32) {
 }
 }  // namespace
 
-void emu_wgmma(u32* d, u32 registers, const u32* a, u64 a_descriptor, u64 b_descriptor, u32 accumulates, const MatrixForm& form, u32 site) {
-  Arrival arrival{site, d, registers, a, a_descriptor, b_descriptor, accumulates, &form};
+void emu_wgmma(u32* d, u32 registers, const u32* a, u64 a_descriptor, u64 b_descriptor, u32 accumulates, const MatrixForm* form, u32 site) {
+  Arrival arrival{site, d, registers, a, a_descriptor, b_descriptor, accumulates, form};
   meet(arrival);
 }
 void emu_setmaxnreg(u32 count, u32 takes, u32 site) {

@@ -8,29 +8,35 @@ from kvgen.lowering.lowered import lower
 from kvgen.plan.params import Array, Size
 from kvgen.spec.cache import Cache
 
-LISTS: Final = (
-    Array(
-        "page_lists",
-        "i32",
-        ("T", "kv_heads", "K"),
-        strided=2,
-        untrusted=True,
-        doc="pages that each kv head of a row attends to, numbers in the request's page table; -1 is skipped",
-    ),
-    Array(
-        "page_counts",
-        "i32",
-        ("T", "kv_heads"),
-        optional=True,
-        untrusted=True,
-        doc="entries of each list in `page_lists` that count",
-    ),
-)
 LIST_SIZES: Final = (
     Size("page_lists_stride", "i64", "page_lists.stride"),
     Size("page_lists_head_stride", "i64", "page_lists.row_stride"),
     Size("columns_listed", "u32", "K"),
 )
+
+
+def page_lists(kv_heads: int) -> tuple[Array, ...]:
+    """The lists of each row and kv head, and how many entries of each count."""
+    return (
+        Array(
+            "page_lists",
+            "i32",
+            ("T", kv_heads, "K"),
+            strided=2,
+            untrusted=True,
+            doc="pages that each kv head of a row attends to, numbers in the request's page table; -1 is skipped",
+            fields=(None, "kv_heads", None),
+        ),
+        Array(
+            "page_counts",
+            "i32",
+            ("T", kv_heads),
+            optional=True,
+            untrusted=True,
+            doc="entries of each list in `page_lists` that count",
+            fields=(None, "kv_heads"),
+        ),
+    )
 
 
 def check_listed(cache: Cache) -> None:

@@ -203,7 +203,8 @@ struct HalfRow {
     ((kOne || place.record == n++ ? void(found = Of<Records>::await(scales)) : void()), ...);
     return found;
   }
-  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there.
+  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there. Stored dims have their fence before the
+  // products here; copies land later, so where kCopies whoever waits for `full` has another fence behind that.
   __device__ __forceinline__ void store(uint8_t* stage, uint64_t& full) const {
     uint32_t n = 0;
     ((kOne || place.record == n++ ? store_as<Records>(stage, full) : void()), ...);
@@ -215,7 +216,7 @@ struct HalfRow {
     if constexpr (Of<Record>::kCopied) Of<Record>::copy_async(stage, place);
     else Of<Record>::store(stage, words, scales);
     if constexpr (kCopies) cp_async_arrive(&full);
-    fence_async_shared();
+    if constexpr (!Of<Record>::kCopied) fence_async_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&full);
   }

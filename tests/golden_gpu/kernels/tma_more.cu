@@ -63,9 +63,12 @@ extern "C" __global__ void tile_places(const uint32_t* in, uint32_t* out) {
   for (uint32_t k = 0; k < sizeof(values) / sizeof(values[0]); ++k) out[k * n + i] = values[k];
 }
 
-// Groups of 8 rows of a page, as they lie in shared memory.
+// Groups of 8 rows of a page, as they lie in shared memory, which had no zeros before.
 extern "C" __global__ void groups_of_rows(const __grid_constant__ TensorMap map, uint32_t* out, uint32_t chunk, uint32_t group, uint32_t page, uint32_t bytes) {
   __shared__ alignas(8) uint64_t bar;
+  for (uint32_t i = threadIdx.x; i < bytes / 4; i += blockDim.x) *(uint32_t*)(shared_tile + 4 * i) = 0xffffffffu;
+  fence_async_shared();
+  __syncthreads();
   if (threadIdx.x == 0) {
     mbarrier_init(&bar, 1);
     fence_mbarrier_init();
