@@ -106,6 +106,7 @@ def extend_simt_context(
 ) -> ExtendSimtContext:
     """The kernel's context."""
     k, v = lower(kernels.kv).segments
+    k_span, v_span = (parts[0].span for parts in kernels.kv.storage.roles.values())
     return ExtendSimtContext(
         d=d,
         k=k,
@@ -119,8 +120,8 @@ def extend_simt_context(
         blocks_per_sm=s.blocks_per_sm,
         k_pitch=s.k_pitch,
         v_pitch=s.v_pitch,
-        k_width=math.gcd(_WIDTH, k.size),
-        v_width=math.gcd(_WIDTH, v.size),
+        k_width=math.gcd(_WIDTH, k_span),
+        v_width=math.gcd(_WIDTH, v_span),
         slack=SLACK,
         chunk_tokens=chunk_tokens,
         qk_scale=float_literal(scale),
