@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from kvgen import KernelSet
 from tests.forms import cover, record
-from tests.forms.drawing import drawn
-from tests.forms.form import all_forms, parse
+from tests.forms.cover import Executed
+from tests.forms.drawing import EXECUTED
+from tests.forms.form import Subject, all_forms, parse
 
-# What a set's kernels cost to compile and to run, about, in seconds.
-COST = {"extend": 4.0, "mla_decode": 3.0, "decode": 2.0, "indexer_scores": 2.0}
+# Seconds that a set's kernels cost to compile and to run, about.
+COST: Final = {"extend": 4.0, "mla_decode": 3.0, "decode": 2.0, "indexer_scores": 2.0}
+KEPT: Final = 0.2  # a seed that is chosen already costs this share: it has run
 
 
 def main() -> None:
@@ -18,44 +23,56 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20_000, help="sets that are drawn")
     parser.add_argument("--seed", type=int, default=1, help="of the drawing")
     given = parser.parse_args()
-    drawings = dict(cover.drawings(given.seed, given.count))
-    rendered = {seed: all_forms(subjects) for seed, subjects in drawings.items()}
+    subjects, costs, before = dict[str, set[Subject]](), dict[str, float](), cover.seeds()
+    for seed, kernels in cover.drawings(given.seed, given.count):
+        subjects[seed] = cover.rendered(kernels)
+        costs[seed] = cost_of(kernels) * (KEPT if seed in before else 1.0)
+    choose(subjects, costs)
+
+
+def choose(subjects: Mapping[str, set[Subject]], costs: Mapping[str, float]) -> None:
+    """Write both files for drawn sets that render these subjects."""
+    rendered = {seed: all_forms(found) for seed, found in subjects.items()}
     wanted = set[str]().union(*rendered.values())
+    own = cover.test_of("").removesuffix("]")
     tests = {
-        test: {parse(line) for lines in kernels.values() for line in lines} for test, kernels in record.read().items()
+        test: {parse(line) for lines in kernels.values() for line in lines}
+        for test, kernels in record.read().items()
+        if own not in test
     }
-    own = "::test_a_chosen_set["
-    executed = {test: all_forms(subjects) for test, subjects in tests.items() if own not in test}
+    executed = {test: all_forms(found) for test, found in tests.items()}
     missing = wanted.difference(*executed.values())
     show(f"{len(wanted)} forms, {len(missing)} of them executed by no test:", missing)
-    costs = {seed: cost_of(seed) for seed in rendered}
-    chosen = cover.covering(rendered, missing, costs)
-    taken = cover.covering(
-        executed, wanted - missing, {test: 1.0 + 9.0 * test.startswith(cover.CAMPAIGN) for test in executed}
-    )
-    entries = []
-    left = wanted - missing
-    for test in taken:
-        for subject in sorted(tests[test], key=lambda s: -len(s.features)):
-            if left & set(subject.forms()):
-                left -= set(subject.forms())
-                name = test.removeprefix(cover.CAMPAIGN)
-                entries.append(cover.Executed(name, test != name, subject))
-    left = set(missing)
-    for seed in chosen:
-        for subject in sorted(drawings[seed], key=lambda s: -len(s.features)):
-            if left & set(subject.forms()):
-                left -= set(subject.forms())
-                entries.append(cover.Executed(cover.test_of(seed), seed not in cover.ALWAYS, subject))
+    always = sorted(cover.ALWAYS)
+    chosen = always + cover.covering(rendered, missing.difference(*(rendered[seed] for seed in always)), costs)
+    dear = {test: 1.0 + 9.0 * test.startswith(cover.CAMPAIGN) for test in executed}
+    taken = cover.covering(executed, wanted - missing, dear)
+    entries = list(lines(taken, tests, wanted - missing))
+    entries += lines([name_of(seed) for seed in chosen], {name_of(s): subjects[s] for s in chosen}, missing)
     cover.write(entries, chosen)
-    print(f"{len(taken)} tests and {len(chosen)} drawn sets execute them, {sum(costs[seed] for seed in chosen):.0f} s")
+    print(f"{len(taken)} tests and {len(chosen)} drawn sets execute them")
 
 
-def cost_of(seed: str) -> float:
-    """Of a drawn set: its kernels', more of wide heads and of several architectures."""
-    kernels = drawn(seed)
-    kind = kernels.ops[0].kind
-    return COST.get(kind, 1.0) * len(kernels.arch) * (2.0 if kernels.kv.head_dim > 256 else 1.0)
+def lines(tests: list[str], having: Mapping[str, set[Subject]], wanted: set[str]) -> Iterator[Executed]:
+    """Few subjects of each test that have all of the wanted forms, each form once."""
+    left = set(wanted)
+    for test in tests:
+        for subject in sorted(having[test], key=lambda s: (-len(s.features), s.line)):
+            if found := left & set(subject.forms()):
+                left -= found
+                name = test.removeprefix(cover.CAMPAIGN)
+                yield Executed(name, test != name, subject)
+
+
+def name_of(seed: str) -> str:
+    """The test of a chosen seed, and whether a campaign alone has it."""
+    return cover.CAMPAIGN * (seed not in cover.ALWAYS) + cover.test_of(seed)
+
+
+def cost_of(kernels: KernelSet) -> float:
+    """Of a drawn set: its kernels', more of wide rows and of several architectures."""
+    archs = sum(arch in EXECUTED for arch in kernels.arch)
+    return COST.get(kernels.ops[0].kind, 1.0) * archs * (1.0 + kernels.q_heads * kernels.kv.head_dim / 4096)
 
 
 def show(title: str, forms: set[str]) -> None:

@@ -1,10 +1,8 @@
 """Which test executes which forms: tests/forms/executed.txt, which tests hold to what they launch, and tests/forms/chosen.txt.
 
-A line of executed.txt is a test and a subject that it launches. Every form that drawn specs can have is in one of them. chosen.txt
-has the seeds of drawn sets that run for the forms that no other test executes.
-
-    python -m tests.forms            chooses seeds, of all drawn sets, and writes both files by the record of `-p tests.forms.record`
-    python -m tests.forms --count 20000 --seed 1
+A line of executed.txt is a test and a subject that it launches. Every form that drawn specs can have is in one of them.
+chosen.txt has the seeds of drawn sets that run for the forms that no other test executes. `python -m tests.forms` writes both
+by the record of `pytest -p tests.forms.record`.
 """
 
 from __future__ import annotations
@@ -27,7 +25,16 @@ FOLDER: Final = Path(__file__).parent
 TABLE: Final = FOLDER / "executed.txt"
 SEEDS: Final = FOLDER / "chosen.txt"
 CAMPAIGN: Final = "campaign "  # before tests that a campaign alone has
-ALWAYS: Final[frozenset[str]] = frozenset()  # seeds that every run has
+# Seeds that every run has: of sets of one architecture, since a run builds a set for one.
+# 5928: lists of pages beside a bias, whose axes are of two lengths.
+# 11966: strided codes of two bytes a row, which an access of 8 elements would read past.
+# 16072: latent rows whose dims have scales of their own.
+ALWAYS: Final = frozenset({"1 5928", "1 11966", "1 16072"})
+# Seeds some of whose batches are out of bounds today, and by how much.
+WRONG: Final = {
+    "1 1659": "MlaDecode over lists of three caches, e2m1 and i4: a log-sum-exp is 0.0009 off, beyond its bound",
+    "1 16820": "MlaDecode over i4 rows of a codebook: a log-sum-exp is 1.01 times the bound off, which lacks a rounding",
+}
 
 
 def test_of(seed: str) -> str:
@@ -52,11 +59,11 @@ def rendered(kernels: KernelSet) -> set[Subject]:
     }
 
 
-def drawings(seed: int, count: int) -> Iterator[tuple[str, set[Subject]]]:
-    """Seeds of drawn sets, and what each renders."""
+def drawings(seed: int, count: int) -> Iterator[tuple[str, KernelSet]]:
+    """Drawn sets by their seeds."""
     for i in range(count):
         name = f"{seed} {i}"
-        yield name, rendered(drawn(name))
+        yield name, drawn(name)
 
 
 @dataclass(frozen=True)

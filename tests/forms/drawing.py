@@ -1,11 +1,12 @@
 """Kernel sets of one operation, drawn from all that their specs can say.
 
-Each part of a spec is drawn until it is valid by itself, then held against the others; most fields keep their default, so that what is
-rare alone is met beside everything else. `test_drawing.py` holds that every field of every model here takes its values.
+Each part of a spec is drawn until it is valid by itself, then held against the others; most fields keep their default, so that
+what is rare alone is met beside everything else. `test_forms.py` holds that every field of every model here takes values.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -224,8 +225,8 @@ def axes(draw: Draw, dim: int, outer: Sequence[str], *, head: bool = True) -> st
 
 
 def layout(draw: Draw, dim: int, v_dim: int, page: str, form: str, quants: Sequence[Quant | None]) -> Layout:
-    """A layout, valid by itself. `form`: "kv" one tensor, "per_kv" one whose K and V have pages of their own, "apart" two, "k" keys
-    alone, "latent" rows without heads."""
+    """A layout, valid by itself. `form`: "kv" one tensor, "per_kv" one whose K and V have pages of their own, "apart" two, "k"
+    keys alone, "latent" rows without heads."""
     return valid(lambda: _layout(draw, dim, v_dim, page, form, quants))
 
 
@@ -502,7 +503,7 @@ def score(draw: Draw) -> Score:
             case "hides":
                 fields["function"] = hides
             case "biased":
-                read = Tensor(draw.choice(("f32", "f16", "bf16", "i32", "u32", "i8", "u8")), ("q_heads", "K"))
+                read = Tensor(draw.choice(("f32", "f16", "bf16", "i32", "u32", "i8", "u8")), ("q_heads", "N"))
                 fields |= {
                     "function": biased,
                     "tensors": {"table": read},
@@ -694,8 +695,7 @@ def drawn(seed: str) -> KernelSet:
     (name,) = draw.choices(list(KINDS), [odds for *_, odds in KINDS.values()])
     of, cache, _ = KINDS[name]
     while True:
-        found = cache(draw)
         try:
-            return valid(lambda: of(draw, found), 12)
+            return valid(functools.partial(of, draw, cache(draw)), 12)
         except ValueError:
             continue

@@ -1,15 +1,18 @@
 """Forms: what device code and templates can tell of a kernel, its sizes left out.
 
-A kernel is its template's context and that of its cache. Their dataclasses are its *subjects*: K, V, the mask and the score, pages,
-the kernel itself, rows and what is done to them. A subject has *features*: flags that are set, names, numbers by which code branches.
-A **form** is a template, a subject of it, and one feature or two features of this subject together:
+A kernel is its template's context and that of its cache. Their dataclasses are its *subjects*: K, V, the mask and the score,
+pages, the kernel itself, rows and what is done to them. A subject has *features*: flags that are set, names, numbers by which
+code branches. A **form** is a template, a subject of it and one feature, or two features of a subject together:
 
     extend_wgmma | K: nvfp4_max
     extend_wgmma | K: groups & zero
     decode | mask: ahead & tree
+    CUDA cores | elements: e2m1x2 & short group
 
-What two subjects do to each other is a form where one of them says so: the kernel's own flags are worked out from all of them. Numbers
-by which code branches (bytes of an access, tokens of a tile) are features by themselves, and in no pair.
+Two features meet in the code that both are in. Where templates share that code, the pair is a form of all of them together
+(`CUDA cores`), and each feature alone one of each template. What two subjects do to each other is a form where one of them says
+so: the kernel's own flags are worked out from all of them. Numbers by which code branches (bytes of an access, tokens of a tile)
+are features by themselves, and in no pair.
 """
 
 from __future__ import annotations
@@ -278,6 +281,32 @@ LEFT_OUT: Final = frozenset(
         "small",
     ]
 )
+# Fields of a cache's context that `_of_pages` and `_of_segment` read, and where its tensors lie.
+_OF_CACHES: Final = frozenset(
+    [
+        "base",
+        "granularity",
+        "id",
+        "id_sizes",
+        "id_type",
+        "ids",
+        "middles",
+        "multiplier",
+        "norm",
+        "page_size",
+        "page_tokens",
+        "pages_are",
+        "rope",
+        "scale_base",
+        "scale_id",
+        "scale_row",
+        "summary",
+        "table_template",
+        "table_type",
+        "table_vector",
+        "window",
+    ]
+)
 
 # Dataclasses whose features are those of the subject around them.
 _WITHIN: Final = frozenset(
@@ -296,8 +325,8 @@ _WITHIN: Final = frozenset(
         "Stages",
     ]
 )
-# Templates whose kernels read no elements; that read and write those of K and of V by the same functions; where scales of tokens or
-# groups have ways of their own by their types.
+# Templates whose kernels read no elements; that read and write those of K and of V by the same functions; where scales of tokens
+# or groups have ways of their own by their types.
 _NO_ELEMENTS: Final = ("append_q", "decode_plan", "extend_plan", "mla_decode_plan")
 _ALIKE: Final = ("append", "gather", "scatter", "convert")
 _BY_SCALES: Final = ("decode", "extend", "extend_wgmma", "mla_decode", "mla_decode_widened")
@@ -310,6 +339,12 @@ _RENAMED: Final = {"row_norms": "parts", "d": "attention"}
 # Subjects of a kind of their own.
 _ELSEWHERE: Final = (AttentionContext, SegmentContext, ScaleContext, OffsetContext, CacheContext)
 _LOW: Final = ("e4m3", "e5m2", "e2m1", "e8m0")
+# Templates that share the device code of a subject; that of pages, and of queries and outputs, is every template's.
+_CUDA_CORES: Final = ("decode_simt", "extend_simt")
+_TENSOR_CORES: Final = ("decode", "extend")
+_EVERY: Final = ("pages", "attention")
+# Conversions that an architecture lacks are made one by one, whatever else a kernel does.
+_UNPAIRED: Final = ("before sm_89", "from sm_89 on")
 
 
 @dataclass(frozen=True)
@@ -327,10 +362,26 @@ class Subject:
 
     def forms(self) -> Iterator[str]:
         """Each feature, and each two."""
-        head = f"{self.template} | {self.name}: "
-        yield from (head + f for f in self.features)
-        paired = sorted(f for f in self.features if "=" not in f)
-        yield from (f"{head}{a} & {b}" for a, b in combinations(paired, 2))
+        yield from (f"{self.template} | {self.name}: {f}" for f in self.features)
+        paired = sorted(f for f in self.features if "=" not in f and f not in _UNPAIRED)
+        yield from (f"{self._shared}: {a} & {b}" for a, b in combinations(paired, 2))
+
+    @property
+    def _shared(self) -> str:
+        """The code where two features meet: the template's subject, or that of several."""
+        name = self.name.removeprefix("other ").removeprefix("listed ")
+        if name in _EVERY:
+            return f"every template | {name}"
+        if name == "elements":
+            reads = self.template == "gather" or name != self.name
+            return f"{'readers' if reads else 'writers'} | elements"
+        if name in ("K", "V"):
+            if self.template in _CUDA_CORES:
+                return "CUDA cores | elements"
+            if self.template in _TENSOR_CORES:
+                return f"tensor cores | {name}"
+            return f"{self.template} | {name}"
+        return f"{self.template} | {self.name}"
 
 
 def parse(line: str) -> Subject:
@@ -429,7 +480,7 @@ def _feature(prefix: str, field: str, value: object) -> Iterator[str]:
     elif field in PRESENT:
         yield from [name] * bool(value)
     elif field in NAMES and isinstance(value, str):
-        yield from [f"{name} {value}"] * bool(value)
+        yield from [f"{name} {value.replace(', ', ',')}"] * bool(value)
     elif field in SEVERAL:
         count = value if isinstance(value, int) else len(value)  # type: ignore[arg-type]
         yield from [f"several {name}"] * (count > 1)
@@ -440,10 +491,11 @@ def _feature(prefix: str, field: str, value: object) -> Iterator[str]:
 def unknown(node: object) -> set[str]:
     """Fields of a context that no table here knows: numbers, texts and tuples of them."""
     found: set[str] = set()
-    known = PRESENT | SEVERAL | STEPS | NAMES | LEFT_OUT
+    of_cache = type(node).__name__ in ("CacheContext", "BaseContext", "BookContext", "RoleContext")
+    known = PRESENT | SEVERAL | STEPS | NAMES | LEFT_OUT | (_OF_CACHES if of_cache else frozenset())
     for f in fields(node):  # type: ignore[arg-type]
         value = getattr(node, f.name)
-        if isinstance(value, _ELSEWHERE) or isinstance(value, bool) or value is None:
+        if isinstance(value, (*_ELSEWHERE, bool)) or value is None:
             continue
         if is_dataclass(value):
             found |= unknown(value)

@@ -1,7 +1,7 @@
 """Which kernels each test launches on the CPU machine.
 
-`install` sees every file that is rendered in this process, every kernel that is made for the CPU machine, and every launch. Kernels of
-generated/ and of the user's own are left out: they were rendered elsewhere.
+`install` sees every file that is rendered in this process, every kernel that is made for the CPU machine, and every launch.
+Kernels of generated/ and of the user's own are left out: they were rendered elsewhere.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Rendered:
         return subjects(self.template, self.context, self.cache, self.others, self.arch)
 
 
-_files: dict[
-    str, tuple[str, Any]
-] = {}  # template and context of a rendered text, by its digest; empty before `install`
+# Template and context of a rendered text, by its digest; empty before `install`.
+_files: dict[str, tuple[str, Any]] = {}
 _launched: set[Rendered] = set()  # since the test began
 
 

@@ -1,6 +1,7 @@
 """Which subjects of kernels each test launches: `pytest -p tests.forms.record` writes build/forms.json.
 
-A test that passes counts; kernels of generated/ do not. `python -m tests.forms` makes executed.txt of it.
+A test that passes counts; kernels of generated/ do not. With KVGEN_FAMILY set, tests are those of a campaign.
+`python -m tests.forms` makes executed.txt of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _RESULT = pytest.StashKey[dict[str, dict[str, list[str]]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "KVGEN_DRAWN" in os.environ:
+        raise pytest.UsageError("KVGEN_DRAWN is set: no other run launches what that run draws; unset it")
     config.stash[_RESULT] = {}
     launched.install()
 
@@ -48,7 +51,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Add what these tests launch to the file: a campaign is many runs."""
-    campaign = any(name in os.environ for name in ("KVGEN_FAMILY", "KVGEN_DRAWN"))
+    campaign = "KVGEN_FAMILY" in os.environ
     record = read()
     for test, subjects in config.stash[_RESULT].items():
         record[f"{'campaign ' * campaign}{test}"] = subjects

@@ -56,9 +56,10 @@ def _decode(kernels: KernelSet, arch: Arch, data: Any) -> None:
 
 
 def _decode_lists(kernels: KernelSet, arch: Arch, data: Any) -> None:
-    batch = _batch(kernels, arch, data, errors=True)
-    scene, q = test_decode_page_lists.listed_scene(kernels, batch, len(batch.totals))
-    test_decode_page_lists.check(scene, q, test_decode_page_lists.lists_of(scene, [*range(len(batch.totals))], 3))
+    batch = _batch(kernels, arch, data, errors=True, leading=0, padding=0)
+    step = decode_steps.step(kernels, batch, offsets=False, loud=False)
+    lists = test_decode_page_lists.lists_of(step.scene, [*range(len(batch.totals))], 3)
+    test_decode_page_lists.check(step.scene, step.q, lists, arguments=step.arguments)
 
 
 def _extend(kernels: KernelSet, arch: Arch, data: Any) -> None:
@@ -105,7 +106,9 @@ def _indexer_scores(kernels: KernelSet, arch: Arch, data: Any) -> None:
     op = kernels.ops[0]
     assert isinstance(op, ops.IndexerScores)
     name = "block_scores" if op.block_max else "candidate_scores" if op.candidates else op.name
-    kernels = kernels.model_copy(update={"ops": (op.model_copy(update={"name": name}),)})
+    kernels = kernels.model_copy(
+        update={"name": f"{kernels.name}_{name}", "ops": (op.model_copy(update={"name": name}),)}
+    )
     batch, ragged = data.draw(indexer_steps.steps(kernels, name).filter(lambda step: sum(step[0].new) > 0))
     batch = replace(batch, arch=arch)
     scene, q, weights = indexer_steps.scores_scene(kernels, batch, batch.leading + sum(batch.new) + batch.padding)
@@ -152,11 +155,7 @@ def _where(scene: Scene, op: Any, batch: Batch, data: Any) -> tuple[int, dict[st
     kind = index_name(scene.kernels, op.name) if op.rows != "slots" else op.index_dtype or "i64"
     if op.rows == "slots":
         rows = data.draw(st.integers(1, 40))
-        return rows, {
-            "slots": test_copied_layers.slots_of(scene, rows, wrong=data.draw(st.booleans())).astype(
-                dtype(kind).numpy()
-            )
-        }
+        return rows, {"slots": test_copied_layers.slots_of(scene, rows, wrong=data.draw(st.booleans()), kind=kind)}
     starts = [int(scene.rng.integers(scene.view.first_token(n), n + 1)) for n in batch.totals]
     counts = [n - s for s, n in zip(starts, batch.totals, strict=True)]
     where: dict[str, Any] = {"starts": np.array(starts, dtype(kind).numpy())}

@@ -188,16 +188,20 @@ def check_scatter(scene: Scene, op: Any, rows: int, where: dict[str, Any]) -> in
     return word
 
 
-def slots_of(scene: Scene, rows: int, *, wrong: bool) -> Any:
+def slots_of(scene: Scene, rows: int, *, wrong: bool, kind: str = "i64") -> Any:
     """Some of the pool's slots, each once, -1 among them; `wrong`: and some that are none."""
+    found = _slots(scene, rows, wrong, np.iinfo(dtype(kind).numpy()))
+    return found.astype(dtype(kind).numpy())
+
+
+def _slots(scene: Scene, rows: int, wrong: bool, limits: Any) -> Any:
     room = scene.pages * scene.tokens
     found = scene.rng.permutation(room)[:rows].astype(np.int64)
     found = np.concatenate([found, np.full(rows - len(found), -1)])
     found[scene.rng.random(rows) < 0.2] = -1
     if wrong and rows:
-        found[scene.rng.integers(rows)] = scene.rng.choice(
-            [room, room + 5, -2, -(2**63), 2**63 - 1, 2**32 * scene.tokens]
-        )
+        none = [room, room + 5, -2, limits.min, limits.max, 2**32 * scene.tokens]
+        found[scene.rng.integers(rows)] = scene.rng.choice([n for n in none if limits.min <= n <= limits.max])
     return found
 
 
