@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: each would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test lint types pytest check docs pages test-torch test-vllm test-engines versions times replay mutate campaign bench clean
+.PHONY: help demo test lint types pytest check docs pages test-torch test-vllm test-engines versions times replay mutate campaign forms bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -107,11 +107,18 @@ campaign: $(VENV)/installed-test .venv-nvrtc/got ## drawn specs, all pairs of th
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_seal.py -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_sets.py -k covers_every_pair
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_extend*.py tests/ops/test_split.py tests/ops/test_decode_scales.py tests/ops/test_decode_page_lists.py tests/ops/test_scaled_rows.py tests/ops/test_power_scales.py tests/ops/test_mla_*.py tests/ops/test_indexer_candidates.py tests/accessor/test_bytes.py tests/models/test_prompts.py tests/models/test_recorded.py tests/compressed -n auto --dist worksteal
+	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/forms -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/test_run_gpu*.py tests/verify/test_families.py tests/cli/test_bench*.py tests/cli/test_demo.py -n auto --dist worksteal
 	KVGEN_GARBAGE=$${KVGEN_GARBAGE:-2000} $(BIN)/python -m pytest tests/ops/test_workspace.py -n auto --dist worksteal -k garbage
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal
 	$(BIN)/python -m tests.versions.kernels --every
 	for version in $$($(BIN)/python -m tests.versions.under --old); do $(BIN)/python -m tests.versions.under $$version tests.versions.kernels --every || exit 1; done
+
+forms: $(VENV)/installed-test ## which test executes which form of kernel, as drawn specs have them: writes tests/forms/executed.txt and chosen.txt (an hour of two cores)
+	rm -f build/forms.json
+	$(BIN)/python -m pytest tests/ops tests/compressed tests/models/test_recorded.py -n auto --dist worksteal -p tests.forms.record
+	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_extend*.py tests/ops/test_split.py tests/ops/test_decode_scales.py tests/ops/test_decode_page_lists.py tests/ops/test_scaled_rows.py tests/ops/test_mla_*.py tests/ops/test_indexer_candidates.py tests/compressed -n auto --dist worksteal -p tests.forms.record
+	$(BIN)/python -m tests.forms
 
 bench: $(VENV)/installed-test ## cost of calls, compiling and rendering on this machine
 	$(BIN)/python benchmarks/compile_time.py

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from tests.forms import held
+
 settings.register_profile("kvgen", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("kvgen")
 
@@ -22,6 +24,10 @@ if hasattr(providers, "_get_local_constants"):
 
 
 _LEFT_OUT = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(held)
 
 
 def has_gpu() -> bool:

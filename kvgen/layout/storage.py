@@ -142,6 +142,11 @@ class Segment:
         return width
 
     @property
+    def span(self) -> int:
+        """Elements of which no two share a byte though other dims lie between them: of strided codes, a place's."""
+        return self.size // (self.region.dtype.together if self.region.strided else 1)
+
+    @property
     def align(self) -> int:
         """Bytes of which the place of a widest access is a multiple; those of 3-bit elements are three such accesses."""
         nbytes = self.region.bytes_of(self.vector)

@@ -90,7 +90,7 @@ class Decode(Op):
     pages: Literal["all", "per_head"] = "all"
     """Which pages of a request are read: "all", or "per_head", those that the call lists, for block-sparse attention.
 
-    `page_lists[T, kv_heads, K]`, i32, any distances from row to row and from head to head: what the query heads of a kv head
+    `page_lists[T, kv_heads, P]`, i32, any distances from row to row and from head to head: what the query heads of a kv head
     attend to, as far as the row's mask shows it. Entries are numbers in the request's page table, 0 that of its first tokens,
     in any order. -1 is skipped, and a page that stands twice counts twice. `page_counts[T, kv_heads]`, i32, optional: entries of
     each list that count (None: all K). A number that is no page of the request's tokens (position), a count below 0 or above K

@@ -192,7 +192,7 @@ def decode_per_head(
     page_counts: NDArray[Any] | None = None,
     **how: Any,
 ) -> tuple[Decoded, ...]:
-    """decode where each kv head has pages of its own, `page_lists[T, kv_heads, K]`, and counts `[T, kv_heads]`: for each kv head
+    """decode where each kv head has pages of its own, `page_lists[T, kv_heads, P]`, and counts `[T, kv_heads]`: for each kv head
     what all query heads would give with its lists, of which those of that kv head count. The error word is the largest."""
     heads = range(page_lists.shape[1])
     lists = [ListedPages(page_lists[:, h], None if page_counts is None else page_counts[:, h]) for h in heads]

@@ -73,6 +73,24 @@ PAIRS: Final[dict[str, tuple[Cache, Cache]]] = {
         _NORMS,
         _NORMS.model_copy(update={"quant": _NORM.model_copy(update={"norm_correction": True})}),
     ),
+    # Codes of a codebook as they are; a corrected norm of a block that ends within bytes.
+    "norms_pages": (_NORMS, _NORMS.model_copy(update={"page_size": 3})),
+    "norms_within_bytes": (
+        Paged(
+            dtype="f16",
+            quant=Quant(
+                dtype="i3",
+                scale_dtype="f32",
+                block=Block(dim=2),
+                recipe="norm",
+                codebook=lloyd_max(3, 2),
+                norm_correction=True,
+            ),
+            **_SMALL,
+            page_size=4,
+        ),
+        Paged(dtype="f16", page_size=3, **_SMALL),
+    ),
     "varlen_max": (presets.flash_attention_varlen(dtype="bf16", **_SMALL), presets.max_paged(dtype="bf16", **_PAGED)),
 }
 

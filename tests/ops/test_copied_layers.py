@@ -18,6 +18,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import Rows, cache_rows, gather, gather_raw, scatter, scatter_raw
+from kvgen.reference.gather import Runs
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from tests.support.batches import PLAIN, Batch, batches
@@ -82,13 +83,13 @@ class Arrays:
         for name, (shape, element) in _shapes(scene, op).items():
             kind = dtype(element).numpy()
             row = math.prod(shape) * kind.itemsize
-            step = -(-row // 16) * 16 + (32 if scene.batch.strided else 0)
+            step = -(-row // 32) * 32 + (32 if scene.batch.strided else 0)
             step = step if scene.batch.strided or step == row else row
-            apart = -(-(rows + 1) * step // 16) * 16
-            memory = self.memory[name] = aligned(layers * apart + 32)
+            apart = -(-(rows + 1) * step // 32) * 32
+            memory = self.memory[name] = aligned(layers * apart + 64)
             memory[...] = CANARY
             inner = [int(s) for s in np.cumprod((kind.itemsize, *shape[:0:-1]))[::-1]]
-            self.found[name] = np.ndarray((layers, rows, *shape), kind, memory.data, 16, (apart, step, *inner))
+            self.found[name] = np.ndarray((layers, rows, *shape), kind, memory.data, 32, (apart, step, *inner))
 
     def given(self, op: Any, suffix: str) -> dict[str, Any]:
         """As a call takes them."""
@@ -98,7 +99,7 @@ class Arrays:
         """Nothing lies beside the rows."""
         for name, array in self.found.items():
             rest = self.memory[name].copy()
-            inside = np.ndarray(array.shape, array.dtype, rest.data, 16, array.strides)
+            inside = np.ndarray(array.shape, array.dtype, rest.data, 32, array.strides)
             inside[...] = np.full(array.itemsize, CANARY, np.uint8).view(array.dtype)[0]
             assert (rest == CANARY).all(), f"{name}: written beside the rows"
 
@@ -108,7 +109,7 @@ def _layers(scene: Scene, op: Any, memory: Any = None) -> list[tuple[Rows, ...]]
     return [cache_rows(scene.cache, {**scene.arrays(memory)}, layer) for layer in found]
 
 
-def _fill(scene: Scene, counts: Any) -> None:
+def fill_layers(scene: Scene, counts: Any) -> None:
     """Tokens in every layer."""
     mine = scene.layer
     for layer in range(LAYERS):
@@ -124,7 +125,9 @@ def _call(scene: Scene, op: Any, arrays: dict[str, Any], where: dict[str, Any]) 
     if op.rows == "slots":  # which read no table
         given = {n: a for n, a in given.items() if n not in scene.tables}
     cache = generated.Cache(**given)
-    with machine(arch="sm_90a", mode="check", schedule=scene.batch.schedule) as log:
+    if isinstance(runs := where.get("row_offsets"), Runs):
+        where = {"row_begins": runs.begins, "row_counts": runs.counts, "starts": where["starts"]}
+    with machine(arch=scene.batch.arch, mode="check", schedule=scene.batch.schedule) as log:
         launcher = getattr(generated, op.name)
         launcher(cache if op.layers == "all" else cache[scene.layer], **arrays, **where, errors=word)
     rows = next(iter(arrays.values())).shape[1 if op.layers == "all" else 0]
@@ -185,16 +188,20 @@ def check_scatter(scene: Scene, op: Any, rows: int, where: dict[str, Any]) -> in
     return word
 
 
-def _slots(scene: Scene, rows: int, wrong: bool) -> Any:
+def slots_of(scene: Scene, rows: int, *, wrong: bool, kind: str = "i64") -> Any:
     """Some of the pool's slots, each once, -1 among them; `wrong`: and some that are none."""
+    found = _slots(scene, rows, wrong, np.iinfo(dtype(kind).numpy()))
+    return found.astype(dtype(kind).numpy())
+
+
+def _slots(scene: Scene, rows: int, wrong: bool, limits: Any) -> Any:
     room = scene.pages * scene.tokens
     found = scene.rng.permutation(room)[:rows].astype(np.int64)
     found = np.concatenate([found, np.full(rows - len(found), -1)])
     found[scene.rng.random(rows) < 0.2] = -1
     if wrong and rows:
-        found[scene.rng.integers(rows)] = scene.rng.choice(
-            [room, room + 5, -2, -(2**63), 2**63 - 1, 2**32 * scene.tokens]
-        )
+        none = [room, room + 5, -2, limits.min, limits.max, 2**32 * scene.tokens]
+        found[scene.rng.integers(rows)] = scene.rng.choice([n for n in none if limits.min <= n <= limits.max])
     return found
 
 
@@ -202,7 +209,7 @@ def _where(scene: Scene, op: Any, batch: Batch, data: Any) -> tuple[int, dict[st
     """Rows of a call, and which tokens they are."""
     if op.rows == "slots":
         rows = data.draw(st.integers(0, 40), label="rows")
-        return rows, {"slots": _slots(scene, rows, data.draw(st.booleans(), label="wrong"))}
+        return rows, {"slots": slots_of(scene, rows, wrong=data.draw(st.booleans(), label="wrong"))}
     kind = dtype(scene.cache.lengths_dtype).numpy()
     starts = [data.draw(st.integers(0, n)) for n in batch.totals]
     counts = [n - s for s, n in zip(starts, batch.totals, strict=True)]
@@ -220,7 +227,7 @@ def test_layers(name: str, kind: str, data: Any) -> None:
     batch = replace(batch, arch=None, shared=batch.shared and op.kind == "gather")
     scene = Scene(kernels, batch, batch.totals)
     if op.kind == "gather":
-        _fill(scene, batch.totals)
+        fill_layers(scene, batch.totals)
     rows, where = _where(scene, op, batch, data)
     (check_gather if op.kind == "gather" else check_scatter)(scene, op, rows, where)
 
@@ -230,7 +237,7 @@ def test_bad_pages(value: int | None) -> None:
     """A request without a valid page: NaN in every layer, and stored in none; the error is the same of all."""
     for name, kind in (("given", "gather"), ("codes", "put")):
         scene = Scene(SETS[name], replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9), (3, 9, 2))
-        _fill(scene, (3, 9, 2))
+        fill_layers(scene, (3, 9, 2))
         table = scene.tables["page_table"]
         table[1] = np.array(scene.pages if value is None else value, np.int64).astype(table.dtype)
         where = {"row_offsets": np.array([0, 3, 12, 14], dtype(scene.cache.lengths_dtype).numpy())}
@@ -243,7 +250,7 @@ def test_bad_pages(value: int | None) -> None:
 def test_a_layer_with_fewer_pages(tensor: str) -> None:
     """Ids of a page that some layer has not are bad in all layers."""
     scene = Scene(SETS["codes"], replace(PLAIN, totals=(3, 9, 2), new=(3, 9, 2), seed=9), (3, 9, 2))
-    _fill(scene, (3, 9, 2))
+    fill_layers(scene, (3, 9, 2))
     op, arguments = _op(SETS["codes"], "gather"), scene.arguments()
     table = scene.tables["scales_page_table" if tensor == "v_scales" else "page_table"]
     for name in (tensor, tensor.replace("v", "k") if tensor == "v_scales" else "v_pool"):
@@ -263,7 +270,7 @@ def test_k_and_v_in_one_buffer(axes: tuple[int, ...]) -> None:
     """`[2, layers, tokens, heads * head_dim]`, as LMCache has chunks, and `[layers, 2, ...]`: there and back."""
     kernels = SETS["slots"]
     scene = Scene(kernels, replace(PLAIN, totals=(7,), new=(0,), seed=4), (7,))
-    _fill(scene, (7,))
+    fill_layers(scene, (7,))
     slots = np.array([scene.entries[0][t // 4][0] * 4 + t % 4 for t in range(7)], np.int64)
     chunk = (
         aligned(2 * LAYERS * 7 * 64 * 2)

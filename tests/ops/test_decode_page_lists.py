@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,13 +77,22 @@ def lists_of(scene: Scene, requests: list[int | None], width: int, *, by_head: b
 
 
 def check(
-    scene: Scene, q: Raw, lists: Raw, counts: Raw | None = None, *, lse: bool = True, row_offsets: Raw | None = None
+    scene: Scene,
+    q: Raw,
+    lists: Raw,
+    counts: Raw | None = None,
+    *,
+    lse: bool = True,
+    row_offsets: Raw | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[Raw, int]:
-    """Launch it and hold each kv head to the oracle with its lists; nothing else is written. Returns out and the error word."""
+    """Launch it and hold each kv head to the oracle with its lists; nothing else is written. Returns out and the error word.
+    `arguments`: what masks, scores and sinks take; by default sinks and slopes alone."""
     op, group = decode_of(scene.kernels), scene.kernels.group
     slopes = op.score is not None and op.score.alibi
     taken = [name for name, is_taken in (("sinks", op.sinks), ("alibi_slopes", slopes)) if is_taken]
-    arguments = {name: scene.values(scene.kernels.q_heads).astype(np.float32) for name in taken}
+    if arguments is None:
+        arguments = {name: scene.values(scene.kernels.q_heads).astype(np.float32) for name in taken}
     given = terms(scene.kernels, op, arguments)
     out, around = rows_array(len(q), (q.shape[1], scene.rows()[1].dim), given.out, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)

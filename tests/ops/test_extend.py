@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen import KernelSet, Layout, Paged
 from kvgen.errors import ArgumentError
 from kvgen.ops import Extend
 from kvgen.runtime import Fault, describe
@@ -22,6 +24,7 @@ from tests.support.harness import package
 from tests.support.memory import Raw
 
 CAMPAIGN = "KVGEN_FAMILY" in os.environ
+ROWS = "page layer token head dim"
 
 
 def plain(*totals: int, **fields: Any) -> Batch:
@@ -50,6 +53,14 @@ def test_every_cache_that_decode_reads() -> None:
         assert isinstance(op, Extend) and len(op.plan(kernels)) == 2
         walks.add(op.walk(kernels)[0])
     assert walks == {"tensor cores", "CUDA cores"}
+
+
+def test_heads_of_any_two_dims_have_a_block() -> None:
+    """On CUDA cores, whichever of K's and V's rows is the wide one; it fits every architecture."""
+    for k, v in product((1, 128, 129, 620, 1024), repeat=2):
+        cache = Paged(dtype="f32", kv_heads=1, head_dim=k, v_head_dim=v, page_size=16, layout=Layout(k=ROWS, v=ROWS))
+        kernels = KernelSet(name="dims", q_heads=1, cache=cache, ops=(Extend(),))
+        assert Extend().shape(kernels).shared("sm_89") <= 99 << 10, (k, v)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from kvgen.lowering.attention.extend_wgmma import TEMPLATE, ExtendWgmmaContext, 
 from kvgen.spec.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
+from tests.support.decode_steps import step as decode_step
 from tests.support.extend_steps import hold_bits_of_rows, step, steps
 
 
@@ -62,7 +63,7 @@ def _paged(kind: str, heads: int, dim: int, page: int, **fields: Any) -> Paged:
 
 
 def _codes(
-    name: str, kind: str, dim: int, quant: Quant | None, *, group: int = 4, page: int = 16, **fields: Any
+    name: str, kind: str, dim: int, quant: Quant | None = None, *, group: int = 4, page: int = 16, **fields: Any
 ) -> KernelSet:
     """A set of two kv heads whose K and V are of codes."""
     of_cache = {n: fields.pop(n) for n in ("layout", "k_quant", "v_quant") if n in fields}
@@ -72,6 +73,26 @@ def _codes(
 E8M0: Final[dict[str, Any]] = {"scale_dtype": "e8m0", "recipe": "pow2"}
 _APART = Layout(k="page layer token head dim", v="page layer token head dim")
 _POINTERS = Layout(k="page token head dim", v="page token head dim", layers="pointers")
+
+
+def _nvfp4(recipe: str, dim: int, **fields: Any) -> KernelSet:
+    """A set with a decode beside its extend."""
+    quant = Quant(dtype="e2m1", scale_dtype="e4m3", recipe=recipe)  # type: ignore[arg-type]
+    given = {"k_quant": quant, "layout": _APART} | fields if fields else {"quant": quant}
+    alone = _codes(f"nvfp4_{recipe}_{dim}", "bf16", dim, group=2, **given)
+    return KernelSet(**{**dict(alone), "ops": (*alone.ops, ops.Decode())})
+
+
+# Both recipes, of one table of scales and of two. Every run has the one whose codes are rounded once more, of K, beside V with
+# zero points of several groups.
+_ZEROS = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(dim=32))
+NVFP4: Final = {
+    s.name: s
+    for s in (
+        _nvfp4("max", 128, v_quant=_ZEROS),
+        *(_nvfp4(recipe, dim) for recipe, dim in (("max", 64), ("global", 128), ("global", 64))),
+    )
+}
 
 # What every run has, and what a campaign has besides.
 SETS: Final[dict[str, KernelSet]] = {
@@ -151,9 +172,9 @@ MORE: Final = {
 DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
 
 
-@pytest.mark.parametrize("name", SETS | MORE)
+@pytest.mark.parametrize("name", SETS | MORE | NVFP4)
 def test_kernel_has_warpgroups(name: str) -> None:
-    kernels = (SETS | MORE)[name]
+    kernels = (SETS | MORE | NVFP4)[name]
     plan, _ = kernels.ops[0].plan(kernels)
     assert plan.template == TEMPLATE
 
@@ -177,6 +198,14 @@ def test_drawn_steps(name: str, data: Any) -> None:
     data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))
 
 
+@pytest.mark.parametrize("name", NVFP4 if "KVGEN_FAMILY" in os.environ else list(NVFP4)[:1])
+def test_extend_and_decode_of_nvfp4(name: str) -> None:
+    """Rows of prompts, and the last row of each by decode: the oracle's."""
+    batch = replace(PLAIN, totals=(150, 40, 9), new=(0, 0, 0), fill="nan", schedule=7, padding=1)
+    step(NVFP4[name], batch, (33, 1, 9)).check()
+    decode_step(NVFP4[name], batch).check()
+
+
 def unit_of(kernels: KernelSet) -> Unit:
     """The set's extend."""
     loaded = LoadedSet(kernels, "tests/ops/test_extend_wgmma.py", "")
@@ -192,11 +221,11 @@ def machine_code(kernels: KernelSet) -> Kernel:
 
 
 @needs_tool
-@pytest.mark.parametrize("name", DRAWN if "KVGEN_FAMILY" in os.environ else ["llama", "fp8"])
+@pytest.mark.parametrize("name", DRAWN | NVFP4 if "KVGEN_FAMILY" in os.environ else ["llama", "fp8"])
 def test_machine_code(name: str) -> None:
     """Products of a warpgroup are one chain, registers move, nothing spills. Where tokens have 128 dims or more, a trip takes no
     more than 1.15 of what its products take."""
-    kernels = DRAWN[name]
+    kernels = (DRAWN | NVFP4)[name]
     kernel = machine_code(kernels)
     facts = kernel.facts
     assert (facts.serialised_products, facts.setmaxnreg_dropped, facts.local_accesses) == (0, 0, 0)

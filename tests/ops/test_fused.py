@@ -263,6 +263,8 @@ def _check_codes(part: Coded, place: Any, token: int, want: Raw, lost: Raw, name
         want = np.clip(want, -most, most)
     codes = np.abs(values(part.codes.read(place.page, token), part.quant.codes.name))
     half = unit * _half_step(part.quant.dtype, codes)
+    if part.quant.zero and part.quant.scale_dtype == "bf16":  # all codes times what its scale is rounded by
+        half = half + unit * LARGEST[part.quant.codes.name] * 2.0**-8
     if part.quant.recipe == "max":  # values go through e4m3
         half = half + np.abs(numbers) * 2.0**-4
     assert (np.abs(numbers - want) <= half * 1.001 + lost + np.abs(want) * 2.0**-20 + 1e-30).all(), (

@@ -147,7 +147,7 @@ def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, 
         mask[...] = scene.rng.integers(1, 256, mask.shape) * (scene.rng.random(mask.shape) < 0.7)
         found["mask"] = mask
     if op.score is not None:
-        found |= _score_arguments(scene, op.score, rows, longest)
+        found |= _score_arguments(scene, op.score, rows, longest, found.get("mask"))
     if op.sinks is not None:
         found["sinks"] = scene.rng.normal(1, 2, scene.kernels.q_heads).astype(np.float32)
     if op.q_dtype is not None and scene.rng.random() < 0.8:
@@ -157,9 +157,9 @@ def arguments_of(scene: Scene, op: Decode | Extend, ranges: Sequence[tuple[int, 
     return found
 
 
-def _columns(scene: Scene, rows: int, longest: int, element: str) -> Raw:
-    """An array `[T, K]`, strided where the batch is, K around the longest request's tokens."""
-    columns = max(1, longest + int(scene.rng.integers(-3, 4)))
+def _columns(scene: Scene, rows: int, longest: int, element: str, columns: int | None = None) -> Raw:
+    """An array `[T, K]`, strided where the batch is, K around the longest request's tokens where it is not given."""
+    columns = columns or max(1, longest + int(scene.rng.integers(-3, 4)))
     return rows_array(rows, (columns,), element, strided=scene.batch.strided)[0]
 
 
@@ -176,7 +176,7 @@ def _tree(scene: Scene, ranges: Sequence[tuple[int, int]], rows: int) -> Raw:
     return words
 
 
-def _score_arguments(scene: Scene, score: Any, rows: int, longest: int) -> dict[str, Any]:
+def _score_arguments(scene: Scene, score: Any, rows: int, longest: int, mask: Raw | None) -> dict[str, Any]:
     heads, rng, found = scene.kernels.q_heads, scene.rng, dict[str, Any]()
     if score.alibi:
         found["alibi_slopes"] = (2.0 ** -rng.uniform(3, 9, heads)).astype(np.float32)
@@ -185,7 +185,8 @@ def _score_arguments(scene: Scene, score: Any, rows: int, longest: int) -> dict[
         shape = (rows, heads, score.relative)
         found["relative_bias"] = rng.standard_normal(shape).astype(dtype(element).numpy())
     if score.bias:
-        bias = _columns(scene, rows, longest, "f32")
+        columns = None if mask is None else mask.shape[1]  # both are [T, K]
+        bias = _columns(scene, rows, longest, "f32", columns)
         bias[...] = np.where(rng.random(bias.shape) < 0.2, -np.inf, rng.standard_normal(bias.shape))
         found["bias"] = bias
     sizes: Mapping[str, int] = {

@@ -58,7 +58,14 @@ SETS: Final = {
         _set("paged", _paged("bf16", 2, 32, 16), 4),
         _set("sglang", presets.sglang(dtype="bf16", kv_heads=2, head_dim=32), 3, index_dtype="i32", lse_base="2"),
         _set("codes", _paged("bf16", 2, 32, 16), 4, q_dtype="e4m3", out_dtype="e4m3"),
-        _set("dims", _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"), 7, out_dtype="f32"),
+        _set(
+            "dims",
+            _paged("f16", 1, 48, 8, v_head_dim=40, layout=_APART, lengths="after"),
+            7,
+            out_dtype="f32",
+            mask=Mask(causal=False, window=33, ahead=2),
+            score=Score(softcap=8.0),
+        ),
         _set("window", _paged("bf16", 1, 32, 16), 6, mask=Mask(window=33), sinks="lse", lse_empty="inf"),
         _set("tree", _paged("bf16", 2, 32, 16), 4, mask=Mask(tree="packed"), score=Score(softcap=8.0)),
         _set(

@@ -38,11 +38,12 @@ def other_scenes(kernels: KernelSet, batch: Batch) -> dict[str, Scene]:
 
 def lists_of(scene: Scene, rows: int, width: int, rng: np.random.Generator) -> Raw:
     """Lists of stored rows of any request among holes, a row twice now and then; memory behind each list says nothing."""
-    stored = [
-        scene.entries[b][t // scene.tokens][0] * scene.cache.page_table.id_multiplier * scene.tokens + t % scene.tokens
-        for b, n in enumerate(scene.batch.totals)
-        for t in range(n)
-    ]
+    stored = []
+    for b, n in enumerate(total // scene.cache.entry_tokens for total in scene.batch.totals):
+        for t in range(scene.view.first_token(n), n):
+            places = scene.view.places(b, t // scene.tokens)
+            assert isinstance(places, tuple)
+            stored.append(places[0].page * scene.tokens + t % scene.tokens)
     lists, _ = rows_array(rows, (width,), "i32", strided=scene.batch.strided)
     lists[...] = rng.choice(np.array([*stored, -1, -1]), (rows, width)) if stored else -1
     return lists

@@ -87,8 +87,9 @@ def shape(kernels: KernelSet) -> Shape:
     k_size, v_size = (parts[0].size for parts in kernels.kv.storage.roles.values())
     parts = 2 ** (-(-v_size // _PART_DIMS) - 1).bit_length()
     dims = -(-v_size // (16 * parts)) * 16
-    m_tiles = 2 if dims <= _PART_DIMS // 2 else 1
-    for warps, blocks, tokens in product((4, 2, 1), (2, 1), (32, 16, 8)):
+    most_tiles = 2 if dims <= _PART_DIMS // 2 else 1
+    # A warp has 16 columns alone where wide rows of q leave no room for 32.
+    for m_tiles, warps, blocks, tokens in product(range(most_tiles, 0, -1), (4, 2, 1), (2, 1), (32, 16, 8)):
         found = Shape(warps, m_tiles, parts, dims, tokens, _pitch(k_size), _pitch(dims * parts), v_size, blocks)
         if warps >= parts and blocks * found.shared() <= _MEMORY:
             return found
@@ -105,6 +106,7 @@ def extend_simt_context(
 ) -> ExtendSimtContext:
     """The kernel's context."""
     k, v = lower(kernels.kv).segments
+    k_span, v_span = (parts[0].span for parts in kernels.kv.storage.roles.values())
     return ExtendSimtContext(
         d=d,
         k=k,
@@ -118,8 +120,8 @@ def extend_simt_context(
         blocks_per_sm=s.blocks_per_sm,
         k_pitch=s.k_pitch,
         v_pitch=s.v_pitch,
-        k_width=math.gcd(_WIDTH, k.size),
-        v_width=math.gcd(_WIDTH, v.size),
+        k_width=math.gcd(_WIDTH, k_span),
+        v_width=math.gcd(_WIDTH, v_span),
         slack=SLACK,
         chunk_tokens=chunk_tokens,
         qk_scale=float_literal(scale),

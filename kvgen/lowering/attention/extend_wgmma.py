@@ -47,7 +47,7 @@ _AT_ONCE: Final = {4: 2, 8: 4}
 
 @dataclass(frozen=True)
 class Widening:
-    """How codes of K and V become f16, or bf16 where their scales are e8m0 of groups of dims (`powers`).
+    """How codes of K and V become f16, or bf16 where their scales are e8m0 of groups of dims.
 
     ScaleUse of each (device/attention/tile_scales.cuh); whether scales are the caller's, or lie under one of all; bytes of a
     tile's codes; columns of q that a warp loads at once. `base_two`: products become scores in base 2 at once. `q_scaled`: q
@@ -64,7 +64,6 @@ class Widening:
     at_once: int
     base_two: bool
     q_scaled: bool
-    powers: bool
 
 
 @dataclass(frozen=True)
@@ -296,7 +295,6 @@ def _widening(kernels: KernelSet, d: Attended) -> Widening | None:
         at_once=_AT_ONCE[k.region.dtype.bits],
         base_two=d.attend.plain,
         q_scaled=d.q_scaled,
-        powers=mma.has_powers(k, "key"),
     )
 
 
@@ -310,9 +308,10 @@ def with_warpgroups(kernels: KernelSet, plan: KernelPlan, attended: Attended, sc
     tokens, shared = tile_tokens(kernels), shared_bytes(kernels)
     assert isinstance(plan.context, ExtendContext)
     w = _widening(kernels, attended)
+    powers = mma.has_powers(cache.storage.roles["k"][0], "key")
     context = ExtendWgmmaContext(
         d=attended,
-        operand=dtype(cache.dtype).c if w is None else "bf16" if w.powers else "f16",
+        operand=dtype(cache.dtype).c if w is None else "bf16" if powers else "f16",
         k=k,
         v=v,
         cols=COLS,

@@ -11,7 +11,7 @@ from kvgen.spec.cache import Cache
 LIST_SIZES: Final = (
     Size("page_lists_stride", "i64", "page_lists.stride"),
     Size("page_lists_head_stride", "i64", "page_lists.row_stride"),
-    Size("columns_listed", "u32", "K"),
+    Size("columns_listed", "u32", "P"),
 )
 
 
@@ -21,7 +21,7 @@ def page_lists(kv_heads: int) -> tuple[Array, ...]:
         Array(
             "page_lists",
             "i32",
-            ("T", kv_heads, "K"),
+            ("T", kv_heads, "P"),
             strided=2,
             untrusted=True,
             doc="pages that each kv head of a row attends to, numbers in the request's page table; -1 is skipped",

@@ -92,11 +92,12 @@ def shape(kernels: KernelSet, rows: int) -> Shape:
     cache = kernels.kv
     k, v = lower(cache).segments
     columns = rows * kernels.group
-    row_width = math.gcd(16 // dtype(cache.dtype).bytes, k.size, v.size)
+    spans = [parts[0].span for parts in cache.storage.roles.values()]
+    row_width = math.gcd(16 // dtype(cache.dtype).bytes, *spans)
     width, lanes, tiles = _walk(row_width, k, v, columns)
     # Codes are narrower than rows of q: whole accesses leave fewer lanes to a token. Not where it costs so many registers
     # that a multiprocessor has fewer bytes on their way.
-    codes = math.gcd(k.vector, v.vector, k.size, v.size)
+    codes = math.gcd(k.vector, v.vector, *spans)
     while width < codes:
         wider, wider_lanes, wider_tiles = _walk(2 * width, k, v, columns)
         held = math.ceil(columns / tiles) * math.ceil(max(k.size, v.size) / wider_lanes)

@@ -14,8 +14,8 @@
 #include "fragments.cuh"
 
 // What a segment's fragments are made of: its elements, or integers moved up (KeyCode and ValueCode of `Tile`), but of MAX's nvfp4 what
-// tables make of them.
-template <typename S, typename Code, bool = S::kRecipe == Recipe::nvfp4_max>
+// tables make of them. Codes that have been widened in shared memory are what they were widened to.
+template <typename S, typename Code, bool = kSame<Code, e2m1x2> && S::kRecipe == Recipe::nvfp4_max>
 struct FragmentsOf {
   using Element = Code;
 };

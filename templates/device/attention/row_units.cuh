@@ -36,9 +36,9 @@ __device__ __forceinline__ int32_t listed_entry(const KeyList (&lists)[kLists], 
 // A row of a cache counted over all of its pages; kNoEntry: none.
 constexpr uint32_t kNoEntry = kU32Max;
 
-// 16 dims of a row as some cache stores them.
+// 16 dims of a row as some cache stores them: at most codes of a byte, each with a scale and a zero point of its own.
 struct alignas(16) RowUnit {
-  static constexpr uint32_t kDims = 16, kWords = 12;
+  static constexpr uint32_t kDims = 16, kWords = 36;
   uint32_t words[kWords];
 };
 

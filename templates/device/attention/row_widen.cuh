@@ -1,6 +1,7 @@
 // Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy them
 // widen them to the f16, or beside e8m0 scales the bf16, of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
-// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened.
+// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened. Of MAX's nvfp4 a group's table
+// (fp4_tables.cuh) is what its codes are widened by.
 //
 // Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
 // patterns they touch different banks, and a thread has its row's scales in registers.
@@ -9,6 +10,16 @@
 #include "bf16_codes.cuh"
 #include "row_wgmma.cuh"
 #include "tile_scales.cuh"
+
+// What a segment's codes are widened as (fragments.cuh). kPowers: beside e8m0 scales of groups of dims.
+template <typename S, bool kPowers>
+struct WidenedAs {
+  using Code = typename FragmentsOf<S, typename S::Element>::Element;
+};
+template <typename S>
+struct WidenedAs<S, true> {
+  using Code = InBf16<typename S::Element>;
+};
 
 // Rows of a tile of kTokens tokens, and how the scales of segment S are used.
 template <typename S, ScaleUse kUse, uint32_t kTokens>
@@ -21,8 +32,11 @@ struct CodeRows {
   // Scales of a thread's part of a row, each with its zero point.
   static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
   static constexpr bool kPowers = kGroup && kSame<typename S::Scale, e8m0>;  // the exponents of bf16 have room for them
-  // Codes of 4 bits are widened to f16 four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
-  static constexpr bool kApart = kInByte == 2 && !kPowers;
+  using Code = typename WidenedAs<S, kPowers>::Code;
+  static constexpr float kFactor = kFragmentFactor<Code>;  // what is widened is divided by it
+  static constexpr bool kTables = kSame<Code, e2m1x2_products>, kMultiplied = kGroup && !kTables;
+  // Codes of 4 bits that are no neighbours are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
+  static constexpr bool kApart = !kNeighbours<Code>;
   static_assert(kBytes % 32 == 0 && 128 % kTokens == 0 && (kParts == 1 || !kGroup || kGroups * S::kBlockDims == kDims || S::kBlockDims >= S::kSize));
 
   // A row's scales as they are loaded: kAccess of them at once, into registers of their own.
@@ -46,16 +60,52 @@ struct CodeRows {
       load_live<Scales::kBytes>(scales.words[i / Scales::kAccess], scale_at<S>(cache, page, token, head, part * kDims + i / kEach * S::kBlockDims) + i % kEach, live);
   }
 
-  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
-  __device__ static __forceinline__ void store_widened_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+  // What a thread's part of a row is widened with: scales and zero points as both halves of a register, or tables of the groups at hand.
+  struct Widening {
+    const Scales& scales;
     uint32_t scale[kGroups], zero[kGroups];
-    if constexpr (kGroup) {
+    E4m3Table tables[4];
+
+    __device__ __forceinline__ explicit Widening(const Scales& scales) : scales(scales) {
+      if constexpr (kMultiplied) {
 #pragma unroll
-      for (uint32_t g = 0; g < kGroups; ++g) {
-        scale[g] = twice(scales[g * kEach]);
-        if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales[g * kEach + 1]));
+        for (uint32_t g = 0; g < kGroups; ++g) {
+          scale[g] = twice(scales[g * kEach]);
+          if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales[g * kEach + 1]));
+        }
       }
     }
+    // A word of codes, from `dim` of the part on; words come in their order.
+    __device__ __forceinline__ void widen_word(uint32_t (&x)[2 * kInByte], uint32_t codes, uint32_t dim) {
+      const uint32_t g = kGroups == 1 ? 0 : dim / S::kBlockDims;
+      if constexpr (kTables) {
+        if (dim % (4 * S::kBlockDims) == 0) Fp4Tables::make_tables(tables, four_of(g));
+        uint32_t products[2];
+        Fp4Tables::products_of_codes(products, codes, tables[g % 4]);
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) widen<true>(e4m3{}, *(uint32_t(*)[2])&x[2 * i], products[i]);
+      } else {
+        widen<!kApart>(Code{}, x, codes);
+      }
+      if constexpr (kMultiplied) {
+#pragma unroll
+        for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+      }
+    }
+
+   private:
+    // The scales of four groups from `first` on, as far as there are any, a byte each.
+    __device__ __forceinline__ uint32_t four_of(uint32_t first) const {
+      uint32_t bytes = 0;
+#pragma unroll
+      for (uint32_t i = 0; i < 4 && first + i < kGroups; ++i) bytes |= (uint32_t)scales[first + i].bits << 8 * i;
+      return bytes;
+    }
+  };
+
+  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
+  __device__ static __forceinline__ void store_widened_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+    Widening widening(scales);
     // The row's places, which the compiler would keep for every piece.
     const uint32_t here = fresh_places(row / 8 * (8 * kBytes) + row % 8 * kSpan + (row % 8 * kSpan / 128) * 16);
     const uint32_t there = fresh_places(group_offset<S::kSize>(row, 0));
@@ -73,16 +123,8 @@ struct CodeRows {
       const Vec<uint32_t, 4>& codes = pieces[dim / kPiece % kAtOnce];
       Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
 #pragma unroll
-      for (uint32_t w = 0; w < 4; ++w) {
-        uint32_t(&x)[2 * kInByte] = *(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4];
-        if constexpr (kPowers) widen<true>(InBf16<E>{}, x, codes.e[w]);
-        else widen<!kApart>(E{}, x, codes.e[w]);
-        if constexpr (kGroup) {
-          const uint32_t g = kGroups == 1 ? 0 : (dim + w * 4 * kInByte) / S::kBlockDims;
-#pragma unroll
-          for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
-        }
-      }
+      for (uint32_t w = 0; w < 4; ++w)
+        widening.widen_word(*(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4], codes.e[w], dim + w * 4 * kInByte);
 #pragma unroll
       for (uint32_t i = 0; i < 2 * kInByte; ++i) {
         const uint32_t to_dim = part * kDims + dim + 8 * i;
@@ -121,6 +163,7 @@ __device__ __forceinline__ constexpr uint32_t dim_at(uint32_t place) { return kA
 // Pairs of neighbouring elements of a column, which begins at `row`; zeros where it is not `live`.
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_pairs(QueryColumn<Tile>& x, const T* row, bool live) {
+  static_assert(kPlain<typename Tile::KeyCode> && kPlain<typename Tile::ValueCode>, "dims lie as those of elements that are widened");
 #pragma unroll
   for (uint32_t n = 0; n < QueryColumn<Tile>::kEach; ++n) {
     Vec<T, 2> pair = {};

@@ -116,13 +116,17 @@ __device__ __forceinline__ float corrected_scale(float norm, const Page& page, u
                                                  uint32_t mask) {
   using Element = typename S::Element;
   using Book = typename Element::Book;
+  constexpr uint32_t kWhole = kTogether<Element>, kRead = kWidth < kWhole ? kWhole : kWidth;  // of a block that ends within bytes, whole ones
   uint32_t squares = 0;
 #pragma unroll 4
   for (uint32_t i = lane * kWidth; i < S::kBlockHeads * S::kBlockDims; i += kLanes * kWidth) {
-    Raw<Element, kWidth> raw;
-    float x[kWidth];
-    load_codes<S, kWidth>(raw, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
-    unpack<Element>(x, raw);
+    const uint32_t at = dim + i % S::kBlockDims, within = kWidth < kWhole ? at % kWhole : 0;
+    Raw<Element, kRead> raw;
+    float read[kRead], x[kWidth];
+    load_codes<S, kRead>(raw, page, token, head + i / S::kBlockDims, at - within);
+    unpack<Element>(read, raw);
+#pragma unroll
+    for (uint32_t e = 0; e < kWidth; ++e) x[e] = read[within + e];
     squares += squares_in_units<Book>(x);
   }
   if constexpr (kLanes > 1) squares = reduce_sum<kLanes>(squares, mask);

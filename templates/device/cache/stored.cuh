@@ -80,7 +80,8 @@ constexpr uint32_t kRowUnits = kStrided<typename S::Element> ? S::kSize / kPlace
 // Elements of a segment as memory holds them, packed ones together.
 template <typename S>
 struct Codes {
-  using Type = typename S::Element;
+  using Element = typename S::Element;
+  using Type = typename CopiedAs<Element>::Type;
   static constexpr uint32_t kHeads = 1, kDims = kRowUnits<S>;
 
   template <typename Cache>
@@ -95,11 +96,11 @@ struct Codes {
 
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void load(Vec<Type, N>& out, const Cache&, const Page& page, uint32_t token, uint32_t i) const {
-    load_raw<S, elements_of<Type>(N)>(out, page, token, i / kDims, elements_of<Type>(i % kDims));
+    load_raw<S, elements_of<Type>(N)>(*(Vec<Element, N>*)&out, page, token, i / kDims, elements_of<Type>(i % kDims));
   }
   template <uint32_t N, typename Cache, typename Page>
   __device__ __forceinline__ void store(const Cache&, const Page& page, uint32_t token, uint32_t i, const Vec<Type, N>& in) const {
-    store_raw<S, elements_of<Type>(N)>(page, token, i / kDims, elements_of<Type>(i % kDims), in);
+    store_raw<S, elements_of<Type>(N)>(page, token, i / kDims, elements_of<Type>(i % kDims), *(const Vec<Element, N>*)&in);
   }
 };
 

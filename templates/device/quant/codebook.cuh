@@ -23,6 +23,10 @@ template <typename Codes, typename Book>
 constexpr bool kStrided<Coded<Codes, Book>> = kStrided<Codes>;
 template <typename Codes, typename Book>
 constexpr float kLargest<Coded<Codes, Book>> = Book::kLargest;
+template <typename Codes, typename Book>
+struct CopiedAs<Coded<Codes, Book>> {
+  using Type = Codes;
+};
 
 // Of such codes the highest bits alone: 1 where it is set, else -1.
 template <typename T>

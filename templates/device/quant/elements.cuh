@@ -74,6 +74,12 @@ constexpr float kLargest<u3> = 7.0f;
 template <typename T, uint32_t N>
 using Raw = Vec<T, units_of<T>(N)>;
 
+// What elements are to whoever copies them: those of a codebook are its codes, whatever these stand for (codebook.cuh).
+template <typename T>
+struct CopiedAs {
+  using Type = T;
+};
+
 // Elements of 16 bits and more are their own codes.
 template <typename T>
 constexpr bool kPlain = sizeof(T) > 1;

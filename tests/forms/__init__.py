@@ -1,0 +1,1 @@
+"""Forms of kernels: what drawn specs render, and which test executes each."""
