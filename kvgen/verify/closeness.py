@@ -101,9 +101,12 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
         far = np.abs(np.subtract(low_lse, wanted.lse[row], where=some, out=np.zeros(len(right)))).max()
         # Naive attention of one token, or of one head, may happen to be right.
         usual, usual_lse = roundings(query, seen, given, scores)
-        error = factor * max(np.abs(low - right).max(), usual) + 2 * _unsettled(right, given.out)
+        error = factor * max(np.abs(low - right).max(), usual)
+        lse_error = factor * max(far, usual_lse * base)
+        rows, rows_lse = rounded_rows(query, seen, given, right, wanted.lse[row])
+        error = np.fmax(error, rows + factor * usual) + 2 * _unsettled(right, given.out)
         # Not a number where V of a token without weight is none.
-        return np.fmax(error + rounding, allowed), lse_allowed * base + factor * max(far, usual_lse * base)
+        return np.fmax(error + rounding, allowed), lse_allowed * base + np.fmax(lse_error, rows_lse)
     return allowed, lse_allowed * base
 
 
@@ -175,11 +178,32 @@ def bounds(
     return out_error, lse
 
 
-def naive(q: Floats, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
-    """Attention of one row with every intermediate rounded to the type that the kernel computes in, the log-sum-exp only as
-    far as its terms are; (out, lse) as the oracle has them."""
+def rounded_rows(
+    q: Floats, seen: Seen, given: Terms, right: Floats, lse: Floats
+) -> tuple[Floats | float, Floats | float]:
+    """How far (out, lse) of one row is off if K and V alone are rounded to the type that the kernel computes in; 0 where they
+    are numbers of that type.
+
+    Products take operands of that type, so that every kernel that does not multiply codes has these roundings, whatever it
+    rounds besides. Naive attention has them too, but its others may cancel them, and `roundings` takes them to be
+    independent. They are not where a scale belongs to many dims: equal codes, and codes of which one is a power of two times
+    the other, are off by the same share, and a score of D dims by up to D times one rounding, not sqrt(D) times.
+    """
+    rounded = rounder(given.compute)
+    if all(np.array_equal(rounded(x), x, equal_nan=True) for x in (seen.k, seen.v)):
+        return 0.0, 0.0
+    out, out_lse = naive(q, seen, given, rows_alone=True)
+    some = np.isfinite(lse)
+    return np.abs(out - right), np.abs(np.subtract(out_lse, lse, where=some, out=np.zeros(len(lse))))
+
+
+def naive(q: Floats, seen: Seen, given: Terms, *, rows_alone: bool = False) -> tuple[Floats, Floats]:
+    """Attention of one row with K, V and (but for `rows_alone`) every intermediate rounded to the type that the kernel computes
+    in, the log-sum-exp only as far as its terms are; (out, lse) as the oracle has them."""
     rounded = rounder(given.compute)
     k, v = rounded(seen.k), rounded(seen.v)
+    if rows_alone:
+        rounded = np.asarray
     scores = rounded(rounded(products(q, k, 1.0)) * given.scale)
     arguments = Arguments(given.arguments or {}, len(q), seen.k.shape[1])
     scores = modified(given.score, seen.at, seen.tokens, scores[None], arguments, rounded)[0]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from kvgen import KernelSet, Paged, Quant, Ring, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import Decoded
-from kvgen.reference.attention import Arguments, modified
+from kvgen.reference.attention import Arguments, Standing, modified
 from kvgen.reference.decode import Seen, products, weighted
 from kvgen.score import Score
 from kvgen.spec.mask import Mask
@@ -20,7 +22,7 @@ from tests.support.batches import PLAIN
 from tests.support.decode_steps import Step, step
 from tests.support.loud_tokens import Loud
 from tests.support.memory import Raw
-from tests.support.tolerance import hold, hold_counts, rounder
+from tests.support.tolerance import Terms, hold, hold_counts, rounder
 
 
 def _set(name: str, cache: Any, group: int, **fields: Any) -> KernelSet:
@@ -144,6 +146,37 @@ def test_where_naive_attention_is_right() -> None:
         for out, lse in ((wanted.out * (1 + off), wanted.lse), (wanted.out, wanted.lse * (1 + off))):
             with nullcontext() if right else pytest.raises(AssertionError):
                 hold(wanted, given, found.q, out.astype(np.float32), lse.astype(np.float32))
+
+
+def test_dims_of_one_scale_are_rounded_alike() -> None:
+    """Codes times scales become bf16 before products: equal codes are off by the same share, and so are the parts of a score that
+    add up to little. Of 120 rows two are then further off than naive attention, whose other roundings undo that, and than
+    independent roundings usually are. A kernel that rounds rows and weights alone passes, one of another scale fails."""
+    codes, rounded = np.array([1, -1.5]), rounder("bf16")
+    given = Terms(scale=0.1, compute="bf16", out="bf16")
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        n = int(rng.choice([1, 2, 14]))
+        q = rng.standard_normal((1, 1, 80)).astype(ml_dtypes.bfloat16)
+        scales = rng.uniform(0.2, 1, (n, 1, 1)).astype(np.float32).astype(np.float64)
+        k = scales * rng.choice(codes, (n, 1, 80)) * np.sign(q.astype(np.float64))
+        at = Standing(0, 0, np.array([0]), 1, n)
+        seen = Seen(k, k[:, :, :64], at, np.arange(n))
+        right_out, right_lse = _attended(q[0], k)
+        wanted = Decoded(right_out[None], right_lse[None], 0, (seen,))
+        for factor, right in ((1, True), (1 + 2.0**-5, False)):
+            out, lse = _attended(q[0], factor * rounded(k), rounded)
+            with nullcontext() if right else pytest.raises(AssertionError):
+                hold(wanted, given, q, out[None].astype(q.dtype), lse[None].astype(np.float32))
+
+
+def _attended(q: Raw, k: Raw, rounded: Callable[[Raw], Raw] = np.asarray) -> tuple[Raw, Raw]:
+    """Out and log-sum-exp of latent rows of 64 dims of V, with weights rounded."""
+    scores = products(q.astype(np.float64), k, 0.1)
+    top = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=1, keepdims=True)
+    return rounded(weights) @ k[:, 0, :64] / total, (top + np.log(total))[:, 0]
 
 
 def test_level_queries_count_tokens() -> None:

@@ -78,6 +78,20 @@ __device__ __forceinline__ void load_codes(Raw<typename S::Element, N>& raw, con
   }
 }
 
+// What N neighbouring codes stand for, without scales. Where they are a part of a byte, or of three, all of it is read.
+template <typename S, uint32_t N, typename Page>
+__device__ __forceinline__ void load_unscaled(float (&out)[N], const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
+  using Element = typename S::Element;
+  constexpr uint32_t kWhole = kTogether<Element>, kRead = N < kWhole ? kWhole : N;
+  const uint32_t within = N < kWhole ? dim % kWhole : 0;
+  Raw<Element, kRead> raw;
+  float read[kRead];
+  load_codes<S, kRead>(raw, page, token, head, dim - within);
+  unpack<Element>(read, raw);
+#pragma unroll
+  for (uint32_t i = 0; i < N; ++i) out[i] = read[within + i];
+}
+
 // Of N elements, that begin at a multiple of N, how many neighbours surely share a block of dims: the greatest common divisor.
 __host__ __device__ constexpr uint32_t within_block(uint32_t n, uint32_t dims) { return dims == 0 ? n : within_block(dims, n % dims); }
 
@@ -114,19 +128,12 @@ __device__ __forceinline__ void load_scales(Vec<typename S::Scale, kSteps*(1 + S
 template <typename S, uint32_t kLanes, uint32_t kWidth, typename Page>
 __device__ __forceinline__ float corrected_scale(float norm, const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                                  uint32_t mask) {
-  using Element = typename S::Element;
-  using Book = typename Element::Book;
-  constexpr uint32_t kWhole = kTogether<Element>, kRead = kWidth < kWhole ? kWhole : kWidth;  // of a block that ends within bytes, whole ones
+  using Book = typename S::Element::Book;
   uint32_t squares = 0;
 #pragma unroll 4
   for (uint32_t i = lane * kWidth; i < S::kBlockHeads * S::kBlockDims; i += kLanes * kWidth) {
-    const uint32_t at = dim + i % S::kBlockDims, within = kWidth < kWhole ? at % kWhole : 0;
-    Raw<Element, kRead> raw;
-    float read[kRead], x[kWidth];
-    load_codes<S, kRead>(raw, page, token, head + i / S::kBlockDims, at - within);
-    unpack<Element>(read, raw);
-#pragma unroll
-    for (uint32_t e = 0; e < kWidth; ++e) x[e] = read[within + e];
+    float x[kWidth];
+    load_unscaled<S>(x, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
     squares += squares_in_units<Book>(x);
   }
   if constexpr (kLanes > 1) squares = reduce_sum<kLanes>(squares, mask);
@@ -273,8 +280,13 @@ template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_of_row(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
                                             uint32_t dim, float factor) {
   if constexpr (kRowCorrected<S>) {
+    constexpr uint32_t kWhole = kTogether<typename S::Element>, kRead = N < kWhole ? kWhole : N;
+    const uint32_t within = N < kWhole ? dim % kWhole : 0;
     const float scale[1] = {factor};
-    load_scaled<S>(out, page, token, head, dim, scale);
+    Vec<Out, kRead> read;
+    load_scaled<S>(read, page, token, head, dim - within, scale);
+#pragma unroll
+    for (uint32_t i = 0; i < N; ++i) out.e[i] = read.e[within + i];
   } else {
     load_elements<S>(out, cache, page, token, head, dim, factor);
   }
@@ -283,11 +295,8 @@ __device__ __forceinline__ void load_of_row(Vec<Out, N>& out, const Cache& cache
 // A part of a row whose norm is corrected: what its codes stand for; their squares are added to `squares`.
 template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void load_direction(Vec<float, N>& out, uint32_t& squares, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
-  using Element = typename S::Element;
-  Raw<Element, N> raw;
-  load_codes<S, N>(raw, page, token, head, dim);
-  unpack<Element>(out.e, raw);
-  squares += squares_in_units<typename Element::Book>(out.e);
+  load_unscaled<S>(out.e, page, token, head, dim);
+  squares += squares_in_units<typename S::Element::Book>(out.e);
 }
 
 // Stores N neighbouring values of a segment whose writes choose no scale: as they are, cast, or divided by a given scale.
