@@ -179,6 +179,14 @@ def test_kernel_has_warpgroups(name: str) -> None:
     assert plan.template == TEMPLATE
 
 
+def test_tokens_that_wait_to_be_quantized_have_none() -> None:
+    """Neither the newest tokens of a group nor scales of channels are read by the warps that widen."""
+    waiting = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(token=32, dim=1), residual=32)
+    kernels = _codes("waiting", "f16", 128, page=64, layout=_APART, k_quant=waiting, v_quant=_ZEROS)
+    assert {plan.template for plan in kernels.ops[0].plan(kernels)} == {"ops/extend.cu.j2", "ops/extend_plan.cu.j2"}
+    assert not any(plan.elsewhere for plan in kernels.ops[0].plan(kernels))
+
+
 def test_without_turns_stages_are_even() -> None:
     """Else both warpgroups of a narrow entry would have tiles in the same stage: the compiler refuses an odd ring."""
     found = {name: kernels.ops[0].plan(kernels)[0].context for name, kernels in (SETS | MORE).items()}

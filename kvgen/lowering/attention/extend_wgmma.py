@@ -164,6 +164,9 @@ def by_rows(kernels: KernelSet) -> str:
 
 def _hinders_widening(kernels: KernelSet, chunk_tokens: int, scores: bool, masks: bool) -> str:
     """Why codes of K and V cannot be widened."""
+    for role, quant in kernels.kv.quants.items():
+        if quant is not None and quant.residual:
+            return f"{role.upper()}: tokens that wait to be quantized are no codes"
     scaled = mma.scale_use(kernels.kv.storage.roles["v"][0], "value") == "token"
     if chunk_tokens and scaled:
         return "weights are relative to the scales of a tile of V, whichever tokens of it a row sees"
