@@ -35,7 +35,10 @@ struct HeadLayout {
     if (p < kRotaryPairs) return kRotaryBegin + (kNeox || kWidth > 1 ? p * kWidth + v * (kRotaryDim / 2) : 2 * p + v);
     if (p >= kPairs) return kDim;
     const uint32_t rest = (p - kRotaryPairs + v * (kPairs - kRotaryPairs)) * kWidth;
-    return rest < kRotaryBegin ? rest : rest + kRotaryDim;
+    if constexpr (kRotaryBegin > 0) {
+      if (rest < kRotaryBegin) return rest;
+    }
+    return rest + kRotaryDim;
   }
 
   // Where the angle of RoPE pair i waits among those of its row: lanes that read together read neighbours.
