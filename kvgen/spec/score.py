@@ -23,6 +23,8 @@ TensorName = Literal["f32", "f16", "bf16", "i32", "u32", "i8", "u8"]
 ScalarName = Literal["f32", "i32", "u32"]
 _BOUNDS: Final = {"i8": (-128, 127), "u8": (0, 255), "i32": FULL, "u32": WORD}
 _ARGUMENT: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+# Axes of the launcher's other arrays, of which a tensor would have to be as long.
+_AXES: Final = {"K": "bias and mask", "P": "page_lists", "W": "workspace"}
 _RESERVED: Final = ("cache", "stream", "self", "errors", "workspace", "object")
 
 
@@ -30,14 +32,14 @@ class Tensor(Spec):
     """A tensor that a score function reads: a contiguous array, an argument of the launcher.
 
     `shape` has whole numbers, "q_heads", "kv_heads", "T" (rows of q), "B" (requests), and names of your own, which take
-    their size from the call.
+    their size from the call. K, P and W are axes of other arguments.
     """
 
     dtype: TensorName
     """Element type of the array."""
     shape: tuple[int | str, ...] = Field(min_length=1, max_length=8, strict=False)
-    """Extents: whole numbers, "q_heads", "kv_heads", "T" (rows of q), "B" (requests), or names that take their size
-    from the call.
+    """Extents: whole numbers, "q_heads", "kv_heads", "T" (rows of q), "B" (requests), or names other than
+    K, P and W that take their size from the call.
     """
 
     def __init__(self, dtype: TensorName, shape: tuple[int | str, ...] | list[int | str]) -> None:
@@ -53,6 +55,8 @@ class Tensor(Spec):
                 raise ValueError(
                     f"shape: got {axis!r}; a dimension is a whole number or a name such as 'q_heads' or 'T'"
                 )
+            if isinstance(axis, str) and axis in _AXES:
+                raise ValueError(f"shape: got {axis!r}, which is an axis of {_AXES[axis]}; choose another name")
         return value
 
     @property

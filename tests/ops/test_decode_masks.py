@@ -68,7 +68,7 @@ SETS = {
             presets.flashinfer_hnd(dtype="f16", kv_heads=1, head_dim=32, page_size=16),
             4,
             8,
-            mask=Mask(chunk=24, causal=False, ahead=5),
+            mask=Mask(chunk=24, causal=False, ahead=5, tree="mask"),
         ),
         _set("chunk_window", _paged("f32", 2, 16, 3), 3, 4, mask=Mask(chunk=32, window=20)),
         _set("blocks", _paged("f32", 1, 16, 3, lengths="after"), 3, 4, mask=Mask(block=5, window=9)),

@@ -111,6 +111,7 @@ SETS: Final[dict[str, KernelSet]] = {
         "wide",
         presets.vllm_hnd(dtype="bf16", kv_heads=2, head_dim=256, page_size=64),
         3,
+        mask=Mask(causal=False, ahead=3),
         sinks="out",
         out_dtype="f32",
     ),

@@ -13,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
+from kvgen.codegen.emit import render_all, units_of
+from kvgen.compile import compile_many, default_cache
+from kvgen.lowering.attention.simt import SimtContext
 from kvgen.reference import cache_rows
 from kvgen.reference.quant import unpack_codes
 from kvgen.runtime.cpu import machine
 from kvgen.spec.codebooks import lloyd_max
+from kvgen.spec.loader import LoadedSet
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import batches
 from tests.support.extend_steps import steps
@@ -173,6 +177,22 @@ def test_decode(name: str, data: Any) -> None:
     batch = data.draw(batches(SETS[name], least=0 if SETS[name].cache.lengths == "after" else 1))
     scene, q = decode_scene(SETS[name], batch, len(batch.totals) + batch.padding)
     check_decode(scene, q, lse=data.draw(st.booleans()))
+
+
+def test_decode_by_parts_of_three_bytes() -> None:
+    """A lane that has five query heads reads four f32 of a row at a time, half of the codes that three bytes hold; the kernel
+    compiles. A campaign runs such kernels (tests/forms, seed 1 14100)."""
+    turned = Quant(
+        dtype="i3", scale_dtype="f16", codebook=lloyd_max(3, 32), recipe="norm", norm_correction=True, place="row"
+    )
+    cache = Paged(dtype="f32", kv_heads=1, head_dim=32, page_size=16, quant=turned)
+    op = ops.Decode(split="none")
+    kernels = KernelSet(name="scaled_parts", q_heads=5, cache=cache, ops=(op,), arch=("sm_90a",))
+    context = op.plan(kernels)[0].context
+    assert isinstance(context, SimtContext) and context.width == 4
+    loaded = LoadedSet(kernels, "tests/ops/test_scaled_rows.py", "")
+    jobs: list[Any] = [(unit, "sm_90a", "ptx") for unit in units_of(loaded, render_all([loaded]), "generated")]
+    assert len(compile_many(jobs, cache=default_cache())) == 1
 
 
 if CAMPAIGN:

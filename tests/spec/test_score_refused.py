@@ -318,6 +318,8 @@ def test_what_a_tensor_cannot_be() -> None:
         ((), "Tensor.shape: got (); it must have at least 1 item"),
         ((0,), "shape: got 0; a dimension is at least 1 and below 2^31"),
         (("a b",), "shape: got 'a b'; a dimension is a whole number or a name such as 'q_heads' or 'T'"),
+        (("T", "K"), "shape: got 'K', which is an axis of bias and mask; choose another name"),
+        (("P",), "shape: got 'P', which is an axis of page_lists; choose another name"),
     ):
         assert mistakes(lambda shape: Tensor("f32", shape), shape=shape) == [message]
     with pytest.raises(ValueError, match="dtype"):

@@ -84,7 +84,7 @@ SETS: Final = {
             split="invariant",
             chunk=128,
         ),
-        _set("f32", _paged("f32", 1, 32, 16), 4, split="invariant", chunk=64),
+        _set("f32", _paged("f32", 1, 32, 16), 4, mask=Mask(causal=False, ahead=2), split="invariant", chunk=64),
         _set("kivi", presets.kivi(dtype="f16", group_size=32, page_size=64, kv_heads=1, head_dim=64), 4),
         _set(
             "int4",
