@@ -15,7 +15,7 @@ from kvgen.layout.dtypes import dtype
 from tests.support.batches import Batch, batches
 from tests.support.harness import check_append, index_name, offsets_of
 from tests.support.scenes import Scene
-from tests.support.sets import ALL, SETS, having
+from tests.support.sets import ALL, RUN, SETS, having
 
 
 def scene_before(which: str | KernelSet, batch: Batch) -> Scene:
@@ -27,7 +27,7 @@ def scene_before(which: str | KernelSet, batch: Batch) -> Scene:
     return scene
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", RUN)
 @settings(max_examples=5)
 @given(data=st.data())
 def test_ragged(name: str, data: Any) -> None:

@@ -81,12 +81,12 @@ def test_ends_of_tiles(name: str, before: tuple[int, ...], rows: tuple[int, ...]
 
 def test_a_long_prompt_beside_decoding_rows() -> None:
     """Every row is right however unlike the requests are, and a request without rows has none."""
-    rows = (700, *(1,) * 12, 0, 3) if not CAMPAIGN else (5000, *(1,) * 60, 0, 3)
+    rows = (300, *(1,) * 12, 0, 3) if not CAMPAIGN else (5000, *(1,) * 60, 0, 3)
     totals = (rows[0] + 20, *range(30, 30 + len(rows) - 3), 90, 200)
     step(SETS["paged"], plain(*totals, padding=5), rows).check(multiprocessors=4)
 
 
-@pytest.mark.parametrize("name", ["paged", "invariant", "fp8", *(("xpacked",) if CAMPAIGN else ())])
+@pytest.mark.parametrize("name", ["paged", "invariant", *(("fp8", "xpacked") if CAMPAIGN else ())])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
     """A request alone on a large GPU: several blocks share a tile, and the last one has the sums of all."""
@@ -103,9 +103,10 @@ def test_schedules_and_runs_agree(name: str) -> None:
     """The same bits whichever thread or block comes first, and run after run with one plan."""
     results, kernels = set(), SETS[name] if name in SETS else test_extend_wgmma.SETS["llama"]
     for schedule in ("ascending", "descending", 12345):
-        found = step(kernels, plain(700, 1, 150, schedule=schedule, seed=3), (60, 1, 150))
+        rows = (60, 1, 150) if CAMPAIGN else (20, 1, 40)
+        found = step(kernels, plain(700, 1, 150, schedule=schedule, seed=3), rows)
         workspace = found.planned(multiprocessors=32)
-        for _ in range(2 if not CAMPAIGN else 16):
+        for _ in range(16 if CAMPAIGN else 1 + (schedule == 12345)):
             out, lse, word = found.run(workspace=workspace)
             assert word == 0
             results.add((out.tobytes(), lse.tobytes()))
@@ -126,7 +127,9 @@ def test_bits_of_a_row_are_its_own(name: str) -> None:
     tries = [(total, 64), (1, 64), (130, 8)]
     if CAMPAIGN or name == "invariant":
         tries += [(1, 1), (3, 16), (200, 8), (total, 256)]
-    hold_bits_of_rows(SETS[name], total, [(rows, n, beside) for rows, n in tries for beside in others])
+    found = [(rows, n, beside) for rows, n in tries for beside in others]
+    # With one of the others in turn, or with each.
+    hold_bits_of_rows(SETS[name], total, found if CAMPAIGN or len(others) < 2 else found[::4] + found[3::4])
 
 
 # What is wrong with a step --------------------------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ def test_a_page_that_is_not_there(name: str) -> None:
     right = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
     good = right.check(multiprocessors=2)
     for page, where in ((7, "in the middle"), (0, "first"), (12, "last"))[: 3 if name == "paged" else 1]:
-        for bad in (10**6, -1)[: 2 if name == "paged" else 1]:
+        for bad in (10**6, -1) if CAMPAIGN else (-1,) if page == 0 else (10**6,):
             broken = step(SETS[name], plain(90, 200, 90, seed=2), (40, 150, 90))
             broken.scene.tables["page_table"][1, page] = bad
             out, lse = broken.check(multiprocessors=2)

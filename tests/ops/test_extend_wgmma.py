@@ -170,7 +170,8 @@ MORE: Final = {
         "per_kv", _paged("f16", 2, 64, 16, v_head_dim=128, layout=_POINTERS, table=PerKV(dtype="u32", id_multiplier=2)), 2
     ),
 }  # fmt: skip
-DRAWN: Final = SETS | MORE if "KVGEN_FAMILY" in os.environ else SETS
+CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
+DRAWN: Final = SETS | MORE if CAMPAIGN else SETS
 
 
 @pytest.mark.parametrize("name", SETS | MORE | NVFP4)
@@ -278,20 +279,21 @@ def test_a_garbage_value_is_that_of_rows_that_see_it(rows: int) -> None:
     assert out.tobytes() == was.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("totals", "counts", "multiprocessors"), [((2500, 40), (3, 40), 16), ((300, 170, 5), (170, 100, 5), 1)]
-)
+STEPS: Final = [((2500, 40), (3, 40), 16), ((300, 170, 5), (170, 100, 5) if CAMPAIGN else (90, 50, 5), 1)]
+
+
+@pytest.mark.parametrize(("totals", "counts", "multiprocessors"), STEPS)
 def test_blocks_and_schedules_agree(totals: tuple[int, ...], counts: tuple[int, ...], multiprocessors: int) -> None:
     """Keys of few rows that several blocks share, and blocks with several entries each: the oracle's, and the same bits whatever
     the order of the threads."""
     found = []
-    for schedule in ("ascending", "descending", 7):
+    for schedule in ("ascending", "descending", 7) if CAMPAIGN else ("ascending", 7):
         batch = replace(
             PLAIN, totals=totals, new=(0,) * len(totals), fill="inf", schedule=schedule, padding=1, leading=1
         )
         out, lse = step(SETS["llama"], batch, counts).check(multiprocessors=multiprocessors)
         found.append((out.tobytes(), lse.tobytes()))
-    assert found[0] == found[1] == found[2]
+    assert len(set(found)) == 1
 
 
 # Requests of 4 to 68 columns over 1 to 5 tiles of keys; those of 64 and fewer are narrow.

@@ -23,8 +23,15 @@ from tests.support.harness import check_append, check_decode, check_gather, inde
 from tests.support.sets import FAMILY, having
 
 SETS = FAMILY | ENGINES | QUANTIZED
+# Rows that other engines store as one of those that are left, or the family, do, under another preset's name and sizes (of 576
+# values in bf16, of e4m3, of e2m1 with e4m3 scales, of an indexer's 132 bytes); and odd rows of another type of codes.
+ALIKE = (
+    "max_paged_fp8", "max_mla", "max_mla_fp8", "max_indexer", "vllm_mla", "sglang_mla", "sglang_mla_fp8", "sglang_indexer",
+    "flashinfer_nvfp4", "flashmla_fp8", "tensorrt_llm_nvfp4", "kvbm_universal", "kvbm_operational", "lmdeploy_int8",
+    "own", "latent_odd_fp8",
+)  # fmt: skip
 if "KVGEN_FAMILY" not in os.environ:
-    SETS = {name: kernels for name, kernels in SETS.items() if name not in RECORDS}
+    SETS = {name: kernels for name, kernels in SETS.items() if name not in RECORDS and name not in ALIKE}
 GATHER = frozenset(having(SETS, "gather"))
 
 

@@ -18,10 +18,10 @@ from tests.support.batches import PLAIN, batches
 from tests.support.harness import check_gather, index_name, offsets_of, package
 from tests.support.raw_rows import STORED, check_gather_raw
 from tests.support.scenes import Scene
-from tests.support.sets import SETS, having
+from tests.support.sets import RUN, SETS, having
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", RUN)
 @settings(max_examples=4)
 @given(data=st.data())
 def test_gather(name: str, data: Any) -> None:

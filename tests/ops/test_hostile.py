@@ -36,7 +36,7 @@ from tests.support.harness import (
 )
 from tests.support.memory import Raw
 from tests.support.scenes import Scene
-from tests.support.sets import SETS, splits_of
+from tests.support.sets import RUN, SETS, splits_of
 
 VICTIM = 1
 Spoil = Callable[[Scene], None]
@@ -152,7 +152,7 @@ def batch_of(name: str, errors: bool) -> Batch:
     return batch_for(name, list(SETS).index(name), errors=errors)
 
 
-CASES = [(name, label) for name in SETS for label in spoils(name)]
+CASES = [(name, label) for name in RUN for label in spoils(name)]
 
 
 def keeps_bits(name: str) -> bool:
@@ -279,7 +279,7 @@ def test_starts(name: str, start: int) -> None:
     check_gather(scene, 5, row_offsets=offsets, starts=starts)
 
 
-@pytest.mark.parametrize("name", [n for n, s in SETS.items() if not isinstance(s.cache.page_table, Ring | Offsets)])
+@pytest.mark.parametrize("name", [n for n, s in RUN.items() if not isinstance(s.cache.page_table, Ring | Offsets)])
 def test_the_last_entry_and_one_past(name: str) -> None:
     """A table that is full to its last entry serves its last token; the next one lies past it, not in the next row."""
     kernels = SETS[name]

@@ -114,7 +114,7 @@ ALL = pytest.mark.parametrize("kernels", SETS, ids=lambda kernels: kernels.name)
 
 
 @ALL
-@settings(max_examples=3 if "KVGEN_FAMILY" in os.environ else 2)
+@settings(max_examples=3 if "KVGEN_FAMILY" in os.environ else 1)
 @given(data=st.data())
 def test_lists_in_several_caches(kernels: KernelSet, data: Any) -> None:
     """Any number of rows, lists that end anywhere or are empty, counts of some lists; unwritten slots hold NaN or infinity."""

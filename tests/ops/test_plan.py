@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ SETS = {
     )
 }
 CASES = [(name, op) for name in SETS for op in ("decode", "fixed")]
+CAMPAIGN = "KVGEN_FAMILY" in os.environ
 
 
 HEADS = KernelSet(
@@ -137,7 +139,7 @@ def drawn(draw: st.DrawFn, hostile: bool) -> tuple[list[int], list[int] | None, 
 
 
 @pytest.mark.parametrize(("name", "op"), CASES)
-@settings(max_examples=15)
+@settings(max_examples=15 if CAMPAIGN else 8)
 @given(data=st.data())
 def test_lists(name: str, op: str, data: Any) -> None:
     """Of any batch, and of ones with bad lengths and offsets, whatever the number of multiprocessors."""
@@ -181,7 +183,7 @@ AROUND = sorted({2**n + d for n in range(5, 18) for d in (-1, 0, 1)} | {12_800, 
 def test_one_merge_whatever_the_length(multiprocessors: int, others: tuple[int, ...]) -> None:
     """A request has no more chunks than one merge takes, none of fewer tiles than its fixed cost behind others, and shares are no
     larger than that asks for."""
-    drawn_lengths = np.random.default_rng(multiprocessors).integers(1, LONG, 40)
+    drawn_lengths = np.random.default_rng(multiprocessors).integers(1, LONG, 40 if CAMPAIGN else 4)
     for length in (*AROUND, *drawn_lengths.tolist()):
         step = Step(HEADS.name, "decode", [*others, length], None, [], LONG // 16)
         workspace = step.workspace(8, multiprocessors)

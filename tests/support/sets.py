@@ -250,6 +250,14 @@ _SEED = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
 DRAWN = drawn_sets(_SEED, int(os.environ.get("KVGEN_DRAWN", "4")))
 
 SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
+# Their append, gather and decode are made of what those of other sets are (tests/forms), at other sizes or in another order of
+# axes, which tests/accessor addresses in every run: a campaign compiles and runs them too.
+_ALIKE = (
+    "vllm_hnd", "flashinfer_nhd", "csr_lengths", "wide_f16", "dim_one", "page_64", "latent_kv",
+    "heads_outside", "splits_ring", "splits_csr", "layers_first", "drawn_1_3",
+)  # fmt: skip
+CAMPAIGN = "KVGEN_FAMILY" in os.environ or "KVGEN_DRAWN" in os.environ
+RUN = {name: kernels for name, kernels in SETS.items() if CAMPAIGN or name not in _ALIKE}
 # Quantized and latent caches; `make campaign` has all pairs, and draws as many more as KVGEN_FAMILY says.
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
 FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COUNT) if _COUNT else COVER)}
@@ -273,6 +281,6 @@ def archs_of(kernels: KernelSet) -> tuple[Arch, ...]:
 
     In a campaign, and of the sets whose kernels differ most from one to the other, all of them.
     """
-    if len(kernels.arch) == 1 or "KVGEN_FAMILY" in os.environ or "KVGEN_DRAWN" in os.environ or kernels.name in BOTH:
+    if len(kernels.arch) == 1 or CAMPAIGN or kernels.name in BOTH:
         return kernels.arch
     return (kernels.arch[zlib.crc32(kernels.name.encode()) % len(kernels.arch)],)

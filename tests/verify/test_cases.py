@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,7 +108,15 @@ def test_caches_of_every_set_are_taken(name: str) -> None:
                     package.Cache(**case.before.pools, **case.before.tables)
 
 
-@pytest.mark.parametrize(("name", "op"), [(name, op) for name, names in EVERY.items() for op in names])
+def in_this_run(name: str, op: str) -> bool:
+    """Pages of states are moved as pages of tokens are, in a campaign."""
+    return "KVGEN_FAMILY" in os.environ or name != "state_qwen3_next" or op.endswith("_states")
+
+
+CASES = [(name, op) for name, names in EVERY.items() for op in names if in_this_run(name, op)]
+
+
+@pytest.mark.parametrize(("name", "op"), CASES)
 def test_on_the_cpu_machine(name: str, op: str) -> None:
     """A good batch and a hostile one: nothing is wrong, and what is reported is what the oracle reports."""
     with verifier(name) as v:
