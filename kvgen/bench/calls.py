@@ -129,7 +129,8 @@ def call_of(scene: Scene, op: Op) -> Call:
         **{"B": batch, "B+1": batch + 1, "S": max(new), **dict.fromkeys("NP", max(scene.workload.totals))},
         **{"J": selected(scene), **dict(zip(("N", "NS"), entries, strict=False))},
         "all_layers": LAYERS,
-        "K": _listed_count(scene, op),
+        "K": selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals),
+        **({"P": selected_pages(scene)} if getattr(op, "pages", "") == "per_head" else {}),
         **_blocks(scene, op),
         **{name.removesuffix("cache") + "K": selected(its) for name, its in keys.items()},
     }
@@ -229,13 +230,6 @@ def _fill_list(scene: Scene, lists: Raw, counts: Raw | None) -> None:
 def selected(scene: Scene) -> int:
     """Tokens that a query or a list names."""
     return min(scene.workload.listed, *(scene.alive(b) for b in range(len(scene.workload.totals))))
-
-
-def _listed_count(scene: Scene, op: Op) -> int:
-    """Entries of a list that a row of q brings."""
-    if getattr(op, "pages", "") == "per_head":
-        return selected_pages(scene)
-    return selected(scene) if getattr(op, "sparse", False) else max(scene.workload.totals)
 
 
 def _blocks(scene: Scene, op: Op) -> dict[str, int]:
