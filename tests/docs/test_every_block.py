@@ -51,7 +51,7 @@ TESTED: Final = {
     ("shipping.md", "python -m build"): ("tests/test_packaging.py", 'build("wheel"'),
     ("testing.md", "# tests/test_cache.py"): ("tests/testing/test_plugin.py", "testing.md"),
     ("testing.md", "from pathlib import Path"): ("tests/testing/test_plugin.py", "testing.md"),
-    ("testing.md", "python -m tests.golden_gpu.record"): ("tests/golden_gpu/test_golden.py", "record"),
+    ("testing.md", "python benchmarks/run_gpu.py"): ("tests/test_run_gpu.py", "--prepare"),
     ("tutorial.md", "{"): ("tests/docs/test_programs.py", "test_the_tutorial"),
     ("tutorial.md", "python model.py"): ("tests/docs/test_programs.py", "model.py"),
     ("vllm.md", "kv_cache_dtype: got 'nvfp4'"): (

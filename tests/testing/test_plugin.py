@@ -88,7 +88,9 @@ def test_garbage(kvgen_check):
 
 def test_the_example_in_the_documentation(pytester: pytest.Pytester) -> None:
     text = (ROOT / "docs" / "testing.md").read_text()
-    example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")).partition("python -m")[0]
+    example = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ")).partition(
+        "python benchmarks"
+    )[0]
     pytester.makepyfile(example.replace("engine.kernels", "generated"))
     (pytester.path / "row_sum.ptx").write_text((Path(__file__).parent / "row_sum.ptx").read_text())
     pytester.runpytest_inprocess("-p", "no:cacheprovider", *PLUGIN).assert_outcomes(passed=2)

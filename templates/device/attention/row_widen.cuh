@@ -60,6 +60,37 @@ struct CodeRows {
       load_live<Scales::kBytes>(scales.words[i / Scales::kAccess], scale_at<S>(cache, page, token, head, part * kDims + i / kEach * S::kBlockDims) + i % kEach, live);
   }
 
+  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
+  __device__ static __forceinline__ void store_widened_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
+    Widening widening(scales);
+    // The row's places, which the compiler would keep for every piece.
+    const uint32_t here = fresh_places(row / 8 * (8 * kBytes) + row % 8 * kSpan + (row % 8 * kSpan / 128) * 16);
+    const uint32_t there = fresh_places(group_offset<S::kSize>(row, 0));
+    constexpr uint32_t kPiece = 16 * kInByte, kAtOnce = 2;
+    Vec<uint32_t, 4> pieces[kAtOnce];  // some at once: the compiler thinks that stores may change them
+#pragma unroll
+    for (uint32_t dim = 0; dim < kDims; dim += kPiece) {
+      if (dim % (kAtOnce * kPiece) == 0) {
+#pragma unroll
+        for (uint32_t i = 0; i < kAtOnce; ++i) {
+          const uint32_t byte = (part * kDims + dim) / kInByte + 16 * i;
+          pieces[i] = *(const Vec<uint32_t, 4>*)(from + byte / kSpan * (8 * kSpan) + (here ^ byte % kSpan));
+        }
+      }
+      const Vec<uint32_t, 4>& codes = pieces[dim / kPiece % kAtOnce];
+      Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
+#pragma unroll
+      for (uint32_t w = 0; w < 4; ++w)
+        widening.widen_word(*(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4], codes.e[w], dim + w * 4 * kInByte);
+#pragma unroll
+      for (uint32_t i = 0; i < 2 * kInByte; ++i) {
+        const uint32_t to_dim = part * kDims + dim + 8 * i;
+        *(Vec<uint32_t, 4>*)(to + to_dim / 64 * 1024 + (there ^ to_dim % 64 * 2)) = halves[i];
+      }
+    }
+  }
+
+ private:
   // What a thread's part of a row is widened with: scales and zero points as both halves of a register, or tables of the groups at hand.
   struct Widening {
     const Scales& scales;
@@ -93,7 +124,6 @@ struct CodeRows {
       }
     }
 
-   private:
     // The scales of four groups from `first` on, as far as there are any, a byte each.
     __device__ __forceinline__ uint32_t four_of(uint32_t first) const {
       uint32_t bytes = 0;
@@ -103,37 +133,6 @@ struct CodeRows {
     }
   };
 
-  // The thread's part of row `row` of a tile, from `from` to the tile at `to`.
-  __device__ static __forceinline__ void store_widened_row(uint8_t* to, const uint8_t* from, uint32_t row, uint32_t part, const Scales& scales) {
-    Widening widening(scales);
-    // The row's places, which the compiler would keep for every piece.
-    const uint32_t here = fresh_places(row / 8 * (8 * kBytes) + row % 8 * kSpan + (row % 8 * kSpan / 128) * 16);
-    const uint32_t there = fresh_places(group_offset<S::kSize>(row, 0));
-    constexpr uint32_t kPiece = 16 * kInByte, kAtOnce = 2;
-    Vec<uint32_t, 4> pieces[kAtOnce];  // some at once: the compiler thinks that stores may change them
-#pragma unroll
-    for (uint32_t dim = 0; dim < kDims; dim += kPiece) {
-      if (dim % (kAtOnce * kPiece) == 0) {
-#pragma unroll
-        for (uint32_t i = 0; i < kAtOnce; ++i) {
-          const uint32_t byte = (part * kDims + dim) / kInByte + 16 * i;
-          pieces[i] = *(const Vec<uint32_t, 4>*)(from + byte / kSpan * (8 * kSpan) + (here ^ byte % kSpan));
-        }
-      }
-      const Vec<uint32_t, 4>& codes = pieces[dim / kPiece % kAtOnce];
-      Vec<uint32_t, 4> halves[2 * kInByte];  // 8 dims each
-#pragma unroll
-      for (uint32_t w = 0; w < 4; ++w)
-        widening.widen_word(*(uint32_t(*)[2 * kInByte])&halves[w * kInByte / 2].e[w * 2 * kInByte % 4], codes.e[w], dim + w * 4 * kInByte);
-#pragma unroll
-      for (uint32_t i = 0; i < 2 * kInByte; ++i) {
-        const uint32_t to_dim = part * kDims + dim + 8 * i;
-        *(Vec<uint32_t, 4>*)(to + to_dim / 64 * 1024 + (there ^ to_dim % 64 * 2)) = halves[i];
-      }
-    }
-  }
-
- private:
   __device__ static __forceinline__ uint32_t fresh_places(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
