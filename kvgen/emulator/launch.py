@@ -195,23 +195,41 @@ def _check_buffers(buffers: Sequence[Buffer]) -> None:
             raise EmulatorError(f"buffers: {b.name!r} is {b.nbytes} bytes at {b.address:#x}; no memory is there")
 
 
-_runtime_locks: dict[str, threading.Lock] = {}
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_runtime_locks.clear)  # another thread may have held one
 _runtimes: dict[str, ctypes.CDLL] = {}
+_runtime_locks: dict[str, threading.RLock] = {}  # a launch holds its runtime's
+_loading = threading.RLock()  # held while the two above grow
+
+
+def _before_fork() -> None:
+    """Wait for the launches of other threads: a child would have their runtimes as they are in the middle of one."""
+    _loading.acquire()
+    for lock in _runtime_locks.values():
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    for lock in _runtime_locks.values():
+        lock.release()
+    _loading.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class Library:
-    """The kernels of one build. Launches of one mode are serialised in a process, "hardware" with "check"."""
+    """The kernels of one build. Launches of one mode are serialised in a process, "hardware" with "check"; a fork waits for
+    their end, and its child may launch."""
 
     def __init__(self, built: Built, mode: Mode) -> None:
         """Raises OSError where the dynamic loader refuses an object."""
         self.mode: Mode = mode
         # By name and not by path: kernels find their runtime by its soname, which a second cache folder has too.
         name = built.runtime.name
-        if name not in _runtimes:
-            _runtimes[name] = ctypes.CDLL(str(built.runtime))
-        self._name, self._runtime = name, _runtimes[name]
+        with _loading:
+            if name not in _runtimes:
+                _runtimes[name] = ctypes.CDLL(str(built.runtime))
+            self._runtime, self._lock = _runtimes[name], _runtime_locks.setdefault(name, threading.RLock())
         self._runtime.emu_launch.argtypes = [ctypes.POINTER(LaunchInfo)]
         self._runtime.emu_launch.restype = ctypes.c_int
         self._runtime.emu_fault_record.restype = ctypes.POINTER(FaultRecord)
@@ -226,7 +244,7 @@ class Library:
         """Perform a checked launch and return its counts by instruction; for Kernel.launch. `blocks`: how many basic
         blocks the kernel has. `written`: the buffers that it may write. In mode "hardware" what is suspected is probed."""
         info.program, info.level = self._program, int(self.mode == "hardware")
-        with _runtime_locks.setdefault(self._name, threading.Lock()):
+        with self._lock:
             fault = self._once(kernel, info)
             printed = self._printed()
             sites = tuple(_site(info.sites[i]) for i in range(info.site_count)) if fault is None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -282,14 +283,47 @@ def test_workers_are_threads_that_end_with_the_launch(library: Library) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_fork_during_a_launch_can_launch(library: Library) -> None:
-    data, out = floats(32 * 64), aligned(4 * 32 * 64).view(np.float32)
+def test_a_fork_waits_for_launches_and_its_child_can_launch(library: Library) -> None:
+    """A child has the runtime's memory as it was at the fork: in the middle of a launch it is no state to begin one from."""
+    data, out, expected = floats(32 * 64), aligned(4 * 32 * 64).view(np.float32), aligned(4 * 32 * 64).view(np.float32)
     kernel: dict[str, Any] = {"grid": (64, 1, 1), "block": 32, "read_only": (1,), "workers": 2}
+    run(library, "apart", expected, data, 4000, **kernel)
+
+    def child_of(fork: Callable[[], int]) -> None:
+        child = fork()
+        if not child:
+            signal.alarm(30)  # ends it where a lock is never given back
+            complete = bool((out == expected).all())
+            os._exit(0 if complete and run(library, "apart", out, data, 10, **kernel).warp_operations == 640 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    def fork_inside() -> int:
+        while not out.any():  # until the launch has written something
+            time.sleep(0.0005)
+        return os.fork()
+
     beside = threading.Thread(target=lambda: run(library, "apart", out, data, 4000, **kernel))
     beside.start()
-    child = os.fork()
-    if not child:
-        signal.alarm(30)  # ends it where a lock is never given back
-        os._exit(0 if run(library, "apart", out, data, 10, **kernel).warp_operations == 640 else 1)
+    child_of(fork_inside)
     beside.join()
-    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_signal_handler_forks_from_the_thread_that_launches(library: Library) -> None:
+    data, out = floats(32 * 64), aligned(4 * 32 * 64).view(np.float32)
+    children: list[int] = []
+
+    def handler(*_: Any) -> None:  # runs where the launch has come back to Python, its lock not yet given back
+        if not (child := os.fork()):
+            os._exit(0)
+        children.append(child)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.005, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        run(library, "apart", out, data, 4000, grid=(64, 1, 1), block=32, read_only=(1,))
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0]

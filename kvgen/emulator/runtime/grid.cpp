@@ -278,7 +278,7 @@ extern "C" __attribute__((visibility("default"))) int emu_launch(LaunchInfo* inf
     if (g.initial_bytes) memcpy(g.address, g.initial, g.initial_bytes);
   }
   final_record.set = final_suspicion.set = 0;
-  grid = {};  // the lock too: it may have been held where this process was forked off
+  grid = {};
   pthread_mutex_init(&grid.lock, nullptr);
   pthread_condattr_t monotonic;
   pthread_condattr_init(&monotonic);
