@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -234,7 +234,7 @@ class _Span:
         for warp in warps:
             warp.span = self
         self.trips = 0.0
-        self.waits: Counter[str] = Counter()
+        self.waits: defaultdict[str, float] = defaultdict(float)
 
     def head(self, now: float) -> None:
         """A warp begins a trip."""
@@ -246,12 +246,12 @@ class _Span:
 
     def waited(self, why: str, cycles: float) -> None:
         if self.begin is not None and self.end is None:
-            self.waits[why] += cycles  # type: ignore[assignment]  # a Counter of floats
+            self.waits[why] += cycles
 
     def result(self) -> Trip:
         assert self.begin is not None and self.end is not None
         cycles = (self.end - self.begin) * len(self.warps) / self.trips
-        waits = {why: n / self.trips for why, n in self.waits.most_common()}
+        waits = {why: n / self.trips for why, n in sorted(self.waits.items(), key=lambda item: -item[1])}
         return Trip(self.role.name, cycles, len(self.role.trip), waits)
 
 
@@ -368,7 +368,7 @@ class _Multiprocessor:
         if now > since and span.begin is not None and span.end is None:
             for why, until in self._whys(core, chosen, now):
                 if until > since:
-                    span.waits[why] += until - since  # type: ignore[assignment]  # a Counter of floats
+                    span.waits[why] += until - since
                     since = until
         self._issue(core, chosen, now)
         core.free = now + 1
@@ -382,7 +382,7 @@ class _Multiprocessor:
         return busy[over] if over >= 0 else 0.0
 
     def _whys(self, core: _Core, warp: _Warp, now: float) -> Iterator[tuple[str, float]]:
-        """What the warp, which issues now, waited for until when."""
+        """The causes for which a warp that issues now has waited, each with the time at which it ended."""
         assert warp.own is not None
         at, whys = warp.own
         yield from whys
@@ -547,8 +547,8 @@ class _Multiprocessor:
 
 
 def _own(warp: _Warp) -> tuple[float, Sequence[tuple[str, float]]]:
-    """When the warp's next instruction can issue, and what it waits for until when, as far as the warp's own instructions before
-    it tell."""
+    """The time at which the warp's next instruction can issue, and the causes that it waits for, each with the time at which it
+    ends, as far as the warp's own earlier instructions tell."""
     at = warp.ready
     step = warp.steps[warp.at]
     if not step.asks:

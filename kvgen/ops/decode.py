@@ -93,7 +93,7 @@ class Decode(Op):
     `page_lists[T, kv_heads, P]`, i32, any distances from row to row and from head to head: what the query heads of a kv head
     attend to, as far as the row's mask shows it. Entries are numbers in the request's page table, 0 that of its first tokens,
     in any order. -1 is skipped, and a page that stands twice counts twice. `page_counts[T, kv_heads]`, i32, optional: entries of
-    each list that count (None: all K). A number that is no page of the request's tokens (position), a count below 0 or above K
+    each list that count (None: all P). A number that is no page of the request's tokens (position), a count below 0 or above P
     (length) and an invalid page id give NaN in the query heads of that kv head. One query row a request, split="none". Sources:
     `topk_idx` and the block table of vLLM's sparse attention of MiniMax-M3 (MSA), whose blocks are pages of 128 tokens.
     """

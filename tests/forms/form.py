@@ -442,16 +442,16 @@ def _instances(node: object, kind: type[Any]) -> Iterator[Any]:
             yield from _instances(item, kind)
 
 
-def _own(context: object) -> Iterator[tuple[str, set[str]]]:
+def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
     """Subjects of a template's own dataclasses, and their features."""
-    pending: list[tuple[str, object]] = [("kernel", context)]
+    pending: list[tuple[str, Any]] = [("kernel", context)]
     while pending:
         subject, node = pending.pop()
         features: set[str] = set()
-        inside: list[tuple[str, object]] = [("", node)]
+        inside: list[tuple[str, Any]] = [("", node)]
         while inside:
             prefix, each = inside.pop()
-            for f in fields(each):  # type: ignore[arg-type]
+            for f in fields(each):
                 value = getattr(each, f.name)
                 name = prefix + f.name
                 if isinstance(value, _ELSEWHERE):
@@ -470,7 +470,7 @@ def _own(context: object) -> Iterator[tuple[str, set[str]]]:
         yield subject, features
 
 
-def _feature(prefix: str, field: str, value: object) -> Iterator[str]:
+def _feature(prefix: str, field: str, value: Any) -> Iterator[str]:
     """The feature of a field, or none."""
     name = prefix + field
     if isinstance(value, bool):
@@ -482,18 +482,18 @@ def _feature(prefix: str, field: str, value: object) -> Iterator[str]:
     elif field in NAMES and isinstance(value, str):
         yield from [f"{name} {value.replace(', ', ',')}"] * bool(value)
     elif field in SEVERAL:
-        count = value if isinstance(value, int) else len(value)  # type: ignore[arg-type]
+        count = value if isinstance(value, int) else len(value)
         yield from [f"several {name}"] * (count > 1)
     elif field in STEPS and isinstance(value, int):
         yield f"{name}={value}"
 
 
-def unknown(node: object) -> set[str]:
+def unknown(node: Any) -> set[str]:
     """Fields of a context that no table here knows: numbers, texts and tuples of them."""
     found: set[str] = set()
     of_cache = type(node).__name__ in ("CacheContext", "BaseContext", "BookContext", "RoleContext")
     known = PRESENT | SEVERAL | STEPS | NAMES | LEFT_OUT | (_OF_CACHES if of_cache else frozenset())
-    for f in fields(node):  # type: ignore[arg-type]
+    for f in fields(node):
         value = getattr(node, f.name)
         if isinstance(value, (*_ELSEWHERE, bool)) or value is None:
             continue

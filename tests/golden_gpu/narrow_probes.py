@@ -121,7 +121,7 @@ def _rows_inputs(heads: int, dims: int) -> dict[str, Array]:
     return {
         "codes": quant.pack_codes(codes, 3).reshape(-1),
         "norms": pattern(norms),
-        "out": np.zeros((6, TOKENS, HEADS, DIMS), np.uint32),
+        "out": np.zeros((7, TOKENS, HEADS, DIMS), np.uint32),
     }
 
 
@@ -141,7 +141,9 @@ def _rows(heads: int, dims: int, arrays: Arrays) -> dict[str, Wanted]:
         scaled = book[codes] * spread(np.broadcast_to(factor[..., :1], factor.shape))
     eights = codes.reshape(TOKENS, HEADS, DIMS // 8, 8)
     parts = quant.corrected(np.broadcast_to(spread(norms)[..., :1], eights.shape[:3]), eights, BOOK).repeat(8, axis=2)
-    return {"out": floats(np.stack([values, values, scaled, book[codes], book[codes], parts]).astype(np.float32))}
+    return {
+        "out": floats(np.stack([values, values, scaled, book[codes], book[codes], scaled, parts]).astype(np.float32))
+    }
 
 
 def probes() -> list[Probe]:

@@ -57,7 +57,7 @@ def _scales(n: int) -> NDArray[Any]:
         exponents = rng.integers(0, 256, found.shape).astype(np.uint8)
         return exponents.view(kind)
     if n == 1:
-        found[..., 1] = rng.integers(0, 16, found.shape[:-1])
+        found[..., 1] = rng.uniform(-2, 17, found.shape[:-1])
     typed: NDArray[Any] = found.astype(kind)
     return typed
 
@@ -87,8 +87,8 @@ def _rows(arrays: Arrays) -> dict[str, Wanted]:
             if n == 0:
                 found = codes.view(np.int8) * scale
             elif n == 1:
-                zero = (-scales[..., 0] * scales[..., 1]).astype(np.float16).astype(np.float64)
-                found = nibbles * scale + zero.repeat(dims, axis=1)
+                moved = nibbles - scales[..., 1].repeat(dims, axis=1)
+                found = moved.astype(np.float16).astype(np.float64) * scale
             elif n == 4:
                 found = E2M1[nibbles] * scale
             elif n == 5:

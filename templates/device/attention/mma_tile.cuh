@@ -14,7 +14,7 @@
 #include "fragments.cuh"
 
 // What a segment's fragments are made of: its elements, or integers moved up (KeyCode and ValueCode of `Tile`), but of MAX's nvfp4 what
-// tables make of them. Codes that have been widened in shared memory are what they were widened to.
+// tables make of them. Codes that were widened in shared memory are elements of 16 bits.
 template <typename S, typename Code, bool = kSame<Code, e2m1x2> && S::kRecipe == Recipe::nvfp4_max>
 struct FragmentsOf {
   using Element = Code;

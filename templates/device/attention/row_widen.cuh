@@ -1,7 +1,7 @@
 // Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy them
-// widen them to the f16, or beside e8m0 scales the bf16, of row_wgmma.cuh's groups of rows. Columns never know: scales of tokens reach them as floats beside the tile, for
-// sums of K and weights of V; those of groups of dims, and zero points, are applied to what is widened. Of MAX's nvfp4 a group's table
-// (fp4_tables.cuh) is what its codes are widened by.
+// widen them to f16, or to bf16 beside e8m0 scales, in row_wgmma.cuh's groups of rows. Scales of tokens lie as floats beside the tile and
+// multiply sums of K and weights of V. Scales of groups of dims, and zero points, are applied to widened elements. Codes of MAX's nvfp4 are
+// widened by the table of their group (fp4_tables.cuh).
 //
 // Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
 // patterns they touch different banks, and a thread has its row's scales in registers.
@@ -11,7 +11,7 @@
 #include "row_wgmma.cuh"
 #include "tile_scales.cuh"
 
-// What a segment's codes are widened as (fragments.cuh). kPowers: beside e8m0 scales of groups of dims.
+// The element type as which a segment's codes are widened (fragments.cuh). kPowers: beside e8m0 scales of groups of dims.
 template <typename S, bool kPowers>
 struct WidenedAs {
   using Code = typename FragmentsOf<S, typename S::Element>::Element;
@@ -33,7 +33,7 @@ struct CodeRows {
   static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
   static constexpr bool kPowers = kGroup && kSame<typename S::Scale, e8m0>;  // the exponents of bf16 have room for them
   using Code = typename WidenedAs<S, kPowers>::Code;
-  static constexpr float kFactor = kFragmentFactor<Code>;  // what is widened is divided by it
+  static constexpr float kFactor = kFragmentFactor<Code>;  // widened elements are divided by it
   static constexpr bool kTables = kSame<Code, e2m1x2_products>, kMultiplied = kGroup && !kTables;
   // Codes of 4 bits that are no neighbours are widened four apart: 8 of them come as 0, 4, 1, 5, 2, 6, 3, 7.
   static constexpr bool kApart = !kNeighbours<Code>;
@@ -91,7 +91,7 @@ struct CodeRows {
   }
 
  private:
-  // What a thread's part of a row is widened with: scales and zero points as both halves of a register, or tables of the groups at hand.
+  // Scales and negative zero points of a thread's part of a row, each as both halves of a register, or the tables of four groups.
   struct Widening {
     const Scales& scales;
     uint32_t scale[kGroups], zero[kGroups];
@@ -102,7 +102,7 @@ struct CodeRows {
 #pragma unroll
         for (uint32_t g = 0; g < kGroups; ++g) {
           scale[g] = twice(scales[g * kEach]);
-          if constexpr (S::kZero) zero[g] = multiply_halves(scale[g] ^ 0x80008000u, twice(scales[g * kEach + 1]));
+          if constexpr (S::kZero) zero[g] = twice(scales[g * kEach + 1]) ^ 0x80008000u;
         }
       }
     }
@@ -120,7 +120,11 @@ struct CodeRows {
       }
       if constexpr (kMultiplied) {
 #pragma unroll
-        for (uint32_t i = 0; i < 2 * kInByte; ++i) x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : S::kZero ? multiply_add_halves(x[i], scale[g], zero[g]) : multiply_halves(x[i], scale[g]);
+        for (uint32_t i = 0; i < 2 * kInByte; ++i) {
+          // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero * scale.
+          if constexpr (S::kZero) x[i] = add_halves(x[i], zero[g]);
+          x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : multiply_halves(x[i], scale[g]);
+        }
       }
     }
 

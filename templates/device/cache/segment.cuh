@@ -78,18 +78,30 @@ __device__ __forceinline__ void load_codes(Raw<typename S::Element, N>& raw, con
   }
 }
 
-// What N neighbouring codes stand for, without scales. Where they are a part of a byte, or of three, all of it is read.
-template <typename S, uint32_t N, typename Page>
-__device__ __forceinline__ void load_unscaled(float (&out)[N], const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
-  using Element = typename S::Element;
-  constexpr uint32_t kWhole = kTogether<Element>, kRead = N < kWhole ? kWhole : N;
-  const uint32_t within = N < kWhole ? dim % kWhole : 0;
-  Raw<Element, kRead> raw;
-  float read[kRead];
-  load_codes<S, kRead>(raw, page, token, head, dim - within);
-  unpack<Element>(read, raw);
+// N neighbours by `load(values, dim)`, which reads whole bytes: a part of a byte, or of three, is taken of all its elements.
+template <typename Element, typename Out, uint32_t N, typename Load>
+__device__ __forceinline__ void load_part(Vec<Out, N>& out, uint32_t dim, const Load& load) {
+  constexpr uint32_t kWhole = kTogether<Element>;
+  if constexpr (N < kWhole) {
+    Vec<Out, kWhole> whole;
+    load(whole, dim / kWhole * kWhole);
 #pragma unroll
-  for (uint32_t i = 0; i < N; ++i) out[i] = read[within + i];
+    for (uint32_t i = 0; i < N; ++i) out.e[i] = whole.e[dim % kWhole + i];
+  } else {
+    load(out, dim);
+  }
+}
+
+// Values of N neighbouring codes, without scales.
+template <typename S, uint32_t N, typename Page>
+__device__ __forceinline__ void load_unscaled(Vec<float, N>& out, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
+  using Element = typename S::Element;
+  load_part<Element>(out, dim, [&](auto& values, uint32_t first) {
+    constexpr uint32_t kValues = sizeof(values.e) / sizeof(float);
+    Raw<Element, kValues> raw;
+    load_codes<S, kValues>(raw, page, token, head, first);
+    unpack<Element>(values.e, raw);
+  });
 }
 
 // Of N elements, that begin at a multiple of N, how many neighbours surely share a block of dims: the greatest common divisor.
@@ -132,9 +144,9 @@ __device__ __forceinline__ float corrected_scale(float norm, const Page& page, u
   uint32_t squares = 0;
 #pragma unroll 4
   for (uint32_t i = lane * kWidth; i < S::kBlockHeads * S::kBlockDims; i += kLanes * kWidth) {
-    float x[kWidth];
+    Vec<float, kWidth> x;
     load_unscaled<S>(x, page, token, head + i / S::kBlockDims, dim + i % S::kBlockDims);
-    squares += squares_in_units<Book>(x);
+    squares += squares_in_units<Book>(x.e);
   }
   if constexpr (kLanes > 1) squares = reduce_sum<kLanes>(squares, mask);
   return corrected_norm<Book>(norm, squares);
@@ -252,15 +264,7 @@ __device__ __forceinline__ void load_bytes(Vec<Out, N>& out, const Cache& cache,
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
                                               uint32_t head, uint32_t dim, float global) {
-  constexpr uint32_t kWhole = kTogether<typename S::Element>;
-  if constexpr (N < kWhole) {  // a part of a byte, or of three
-    Vec<Out, kWhole> whole;
-    load_bytes<S>(whole, cache, page, token, head, dim / kWhole * kWhole, global);
-#pragma unroll
-    for (uint32_t i = 0; i < N; ++i) out.e[i] = whole.e[dim % kWhole + i];
-  } else {
-    load_bytes<S>(out, cache, page, token, head, dim, global);
-  }
+  load_part<typename S::Element>(out, dim, [&](auto& values, uint32_t first) { load_bytes<S>(values, cache, page, token, head, first, global); });
 }
 template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token,
@@ -280,13 +284,8 @@ template <typename S, uint32_t N, typename Out, typename Cache, typename Page>
 __device__ __forceinline__ void load_of_row(Vec<Out, N>& out, const Cache& cache, const Page& page, uint32_t token, uint32_t head,
                                             uint32_t dim, float factor) {
   if constexpr (kRowCorrected<S>) {
-    constexpr uint32_t kWhole = kTogether<typename S::Element>, kRead = N < kWhole ? kWhole : N;
-    const uint32_t within = N < kWhole ? dim % kWhole : 0;
     const float scale[1] = {factor};
-    Vec<Out, kRead> read;
-    load_scaled<S>(read, page, token, head, dim - within, scale);
-#pragma unroll
-    for (uint32_t i = 0; i < N; ++i) out.e[i] = read.e[within + i];
+    load_part<typename S::Element>(out, dim, [&](auto& values, uint32_t first) { load_scaled<S>(values, page, token, head, first, scale); });
   } else {
     load_elements<S>(out, cache, page, token, head, dim, factor);
   }
@@ -295,7 +294,7 @@ __device__ __forceinline__ void load_of_row(Vec<Out, N>& out, const Cache& cache
 // A part of a row whose norm is corrected: what its codes stand for; their squares are added to `squares`.
 template <typename S, uint32_t N, typename Page>
 __device__ __forceinline__ void load_direction(Vec<float, N>& out, uint32_t& squares, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
-  load_unscaled<S>(out.e, page, token, head, dim);
+  load_unscaled<S>(out, page, token, head, dim);
   squares += squares_in_units<typename S::Element::Book>(out.e);
 }
 

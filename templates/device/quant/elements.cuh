@@ -74,7 +74,7 @@ constexpr float kLargest<u3> = 7.0f;
 template <typename T, uint32_t N>
 using Raw = Vec<T, units_of<T>(N)>;
 
-// What elements are to whoever copies them: those of a codebook are its codes, whatever these stand for (codebook.cuh).
+// The type as which elements are copied: codes of a codebook are copied without it (codebook.cuh).
 template <typename T>
 struct CopiedAs {
   using Type = T;

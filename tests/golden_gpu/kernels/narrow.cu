@@ -150,7 +150,7 @@ __device__ __forceinline__ void rows_of(uint8_t* codes, f16* norms, float* out) 
   const float norm = to_f32(*scale_at<S>(cache, page, token, head, 0));
   const float together = corrected_scale<S, 8, 8>(norm, page, token, head / S::kBlockHeads * S::kBlockHeads, 0, lane, mask);
   if (lane >= 5) return;
-  Vec<float, 8> found[5];
+  Vec<float, 8> found[6];
   uint32_t squares = 0;
   const float scale[1] = {alone};
   load_elements<S>(found[0], cache, page, token, head, 8 * lane);
@@ -159,19 +159,20 @@ __device__ __forceinline__ void rows_of(uint8_t* codes, f16* norms, float* out) 
   load_direction<S>(found[3], squares, page, token, head, 8 * lane);
 #pragma unroll
   for (uint32_t i = 0; i < 8; i += 4) {  // parts of three bytes
-    float half[4];
-    load_unscaled<S>(half, page, token, head, 8 * lane + i);
+    Vec<float, 4> codes, values;
+    load_unscaled<S>(codes, page, token, head, 8 * lane + i);
+    load_part<typename S::Element>(values, 8 * lane + i, [&](auto& whole, uint32_t dim) { load_scaled<S>(whole, page, token, head, dim, scale); });
 #pragma unroll
-    for (uint32_t e = 0; e < 4; ++e) found[4].e[i + e] = half[e];
+    for (uint32_t e = 0; e < 4; ++e) found[4].e[i + e] = codes.e[e], found[5].e[i + e] = values.e[e];
   }
   uint32_t again = squares_in_units<Book>(found[3].e);
   const float part = corrected_norm<Book>(norm, squares);
 #pragma unroll
-  for (uint32_t way = 0; way < 6; ++way)
+  for (uint32_t way = 0; way < 7; ++way)
 #pragma unroll
     for (uint32_t i = 0; i < 8; ++i) {
       const float same = together == alone || alone != alone ? part : nan_f32();
-      out[((way * kTokens + token) * kHeads + head) * kDims + 8 * lane + i] = way < 5 ? found[way].e[i] : again == squares ? same : nan_f32();
+      out[((way * kTokens + token) * kHeads + head) * kDims + 8 * lane + i] = way < 6 ? found[way].e[i] : again == squares ? same : nan_f32();
     }
 }
 extern "C" __global__ void narrow_rows(uint8_t* codes, f16* norms, float* out) { rows_of<Row>(codes, norms, out); }
