@@ -13,7 +13,11 @@ from kvgen.cli.console import at_least, complete_kv_dtype, complete_preset, say
 def init(
     config: Annotated[
         Path,
-        typer.Option("--from", metavar="CONFIG.JSON", help="A Hugging Face model config; read as JSON, nothing else."),
+        typer.Option(
+            "--from",
+            metavar="CONFIG.JSON",
+            help="A Hugging Face model config, or the folder that has it; read as JSON, nothing else.",
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -83,8 +87,8 @@ def init(
 
     Layers whose heads differ get a set each, in a list. docs/models.md has the models that are read.
 
-    A checkpoint whose KV is quantized (compressed-tensors, ModelOpt, Quark) gets a cache that is, unless --kv-dtype says
-    otherwise:
+    A checkpoint whose KV is quantized, as config.json or hf_quant_config.json beside it says (compressed-tensors, ModelOpt,
+    Quark), gets a cache that is, unless --kv-dtype says otherwise:
 
     \b
     bf16 f16 f32   elements as they are
@@ -115,6 +119,7 @@ def init(
         kv_dtype=kv_dtype,
         serving=models.Serving(tp, page_size, preset),
         architecture=architecture,
+        quantization=models.read_quantization(config),
     )
     if output is None:
         typer.echo(text, nl=False)

@@ -109,7 +109,7 @@ def _kv_cache_dtype(stored: Stored, name: str, has_words: bool) -> str:
         if per_tensor(word) == stored.quant:
             return word
     also = ", fp8-static or int8-static" if words else ""
-    source = f"{stored.source} of the config says otherwise" if stored.source else "--kv-dtype says otherwise"
+    source = f"the checkpoint's {stored.source} says otherwise" if stored.source else "--kv-dtype says otherwise"
     raise ConfigError(
         f"--preset: got {name!r}, which says itself how KV is stored, and {source}; give --kv-dtype {stored.dtype}{also}, or "
         "a preset of such a cache (`kvgen list --presets`)"
