@@ -62,8 +62,10 @@ def read_family(family: Family, text: Fields, outer: Fields, architecture: str) 
 def rms_norm(norm: Norm) -> RmsNorm:
     """An RMS norm as an operation states it."""
     if not norm.weight:
-        return RmsNorm(over=norm.over, eps=norm.eps, weight=False)
-    return RmsNorm(over=norm.over, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply)
+        return RmsNorm(over=norm.over, mean_square=norm.mean_square, eps=norm.eps, weight=False)
+    return RmsNorm(
+        over=norm.over, mean_square=norm.mean_square, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply
+    )
 
 
 def norm_of(norm: Norm) -> RmsNorm | LayerNorm:
