@@ -154,8 +154,9 @@ def default_name(config: Mapping[str, Any]) -> str:
 
 def _name(found: Checkpoint) -> str:
     family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
-    family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
-    return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
+    family = re.sub(r"\A[^a-z]+", "", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()) or "model"
+    shape = f"_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
+    return f"{family[: 40 - len(shape)]}{shape}"
 
 
 def _family(fields: Fields) -> tuple[Family, Fields, str]:

@@ -15,6 +15,7 @@ from kvgen import models
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint
 from kvgen.models.outside import RopeJson
+from kvgen.spec.kernel_set import NAME
 from kvgen.spec.model import YarnScaling
 
 from .checkpoints import changed, config, without
@@ -106,6 +107,15 @@ def test_a_draft_inside_a_speculators_config() -> None:
         "transformer_layer_config": without("llama_3_1_8b", "architectures"),
     }
     assert models.facts(draft).kinds == models.facts(config("llama_3_1_8b")).kinds
+
+
+@pytest.mark.parametrize("named", ["_9" + "A" * 62, "9Model", "KimiK25ForConditionalGeneration", "X" * 64])
+def test_a_class_name_makes_a_set_name(named: str) -> None:
+    """Whatever holds a text model is called, the name of its set is one that operations and files can have."""
+    held = {"architectures": [named], "text_config": without("deepseek_v3", "architectures")}
+    name = models.default_name(held)
+    assert NAME.fullmatch(name) and name.endswith("_128x1x576")
+    assert f'name="{name}"' in models.spec_text(held, source="x")
 
 
 def test_attention_that_sees_both_ways() -> None:
