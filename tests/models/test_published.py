@@ -16,7 +16,10 @@ from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint
 from kvgen.models.outside import RopeJson
 from kvgen.spec.kernel_set import NAME
+from kvgen.spec.loader import load_file
 from kvgen.spec.model import YarnScaling
+from kvgen.spec.quant import Block, Quant
+from tests.cli.conftest import invoke
 
 from .checkpoints import changed, config, without
 
@@ -56,6 +59,48 @@ def test_what_lies_beside_a_config(tmp_path: Path) -> None:
     (tmp_path / "snapshot" / "hf_quant_config.json").write_bytes(b'\xef\xbb\xbf{"quantization": {}}')
     for path in (tmp_path / "snapshot", tmp_path / "snapshot" / "config.json"):
         assert models.read_quantization(path) == {"quantization": {}}
+
+
+FOLDERS = Path(__file__).parent / "published"
+TENSOR = Block(token=None, head=None)
+FP8 = Quant(dtype="e4m3", scale_dtype="f32", block=TENSOR, scale="given")
+BESIDE = "quantization.kv_cache_quant_algo of hf_quant_config.json"
+# Whole files of quantized checkpoints: how KV is stored, and which field says so.
+STORED: dict[str, tuple[Quant | None, str]] = {
+    "deepseek_v3_1_nvfp4": (FP8, BESIDE),  # config.json has no quantization
+    "gemma_4_31b_nvfp4": (FP8, "quantization_config.kv_cache_scheme"),  # both files say it
+    "kimi_k2_5": (None, ""),  # text_config has the quantization: a kv_cache_scheme of null
+    "llama_3_1_70b_fp8": (FP8, BESIDE),
+    "nemotron_3_super_nvfp4": (FP8, BESIDE),  # has a bare Infinity
+    "qwen3_32b_fp8_static": (FP8, "quantization_config.kv_cache_scheme"),  # a word
+    "qwen3_6_35b_a3b_nvfp4": (FP8, BESIDE),  # config.json has a quantization that says nothing of KV
+}
+
+
+def test_folders_are_those_that_are_tested() -> None:
+    assert sorted(path.name for path in FOLDERS.iterdir()) == sorted([*STORED, "mimo_7b"])
+    for name, (_, source) in STORED.items():
+        assert (FOLDERS / name / "hf_quant_config.json").exists() or source == "", name
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_quantized_checkpoints_folder(name: str, tmp_path: Path) -> None:
+    quant, source = STORED[name]
+    ran = invoke("init", "--from", str(FOLDERS / name), "-o", str(tmp_path / "made.py"))
+    assert ran.exit_code == 0, ran.output
+    loaded = load_file(tmp_path / "made.py", "made.py")
+    stored = [one.kernels.cache for one in loaded if not one.kernels.cache.ragged]
+    assert stored and all(cache.quants.get("k") == quant for cache in stored)
+    said = " ".join(loaded[0].doc.split())
+    assert (f"as the checkpoint's {source} says." in said) == bool(source) and "Not read" not in said
+
+
+def test_a_published_file_of_a_class_without_a_reader(tmp_path: Path) -> None:
+    """MiMo-7B is Qwen 2 with layers that predict more tokens: so its makers' code says, and a user may."""
+    ran = invoke("init", "--from", str(FOLDERS / "mimo_7b"))
+    assert ran.exit_code == 2 and "`--as CLASS` reads it as another class's" in ran.output
+    ran = invoke("init", "--from", str(FOLDERS / "mimo_7b"), "--as", "Qwen2ForCausalLM")
+    assert ran.exit_code == 0 and 'architecture="Qwen2ForCausalLM"' in ran.output
 
 
 # Class names ---------------------------------------------------------------------------------------------------------
