@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +20,20 @@ _MODELS: Final = "\0"  # in a line, until all members of a union are known
 def zero_is_none(value: Any) -> Any:
     """A field's value before it is checked: 0 stands for None, as engines and config files write "no window"."""
     return None if type(value) is int and value == 0 else value
+
+
+def as_written(value: Any) -> str:
+    """A field's value as a spec has it, with the fields that are not at their defaults: Mask(window=1024)."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {as_written(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, Spec):
+        return "none" if value is None else getattr(value, "__name__", None) or repr(value)
+    fields = type(value).model_fields
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    given = [(name, getattr(value, name)) for name in fields if getattr(value, name) != defaults[name]]
+    return f"{type(value).__name__}({', '.join(f'{name}={as_written(item)}' for name, item in given)})"
 
 
 class Spec(BaseModel):
