@@ -16,6 +16,8 @@ from kvgen.errors import ArgumentError, KvgenError
 NO_FAULT: Final = 0
 _ALL_ONES: Final = 2**64 - 1
 _MANY: Final = 0xFFFFFF
+# GivenScale of templates/device/base/fault.cuh, which a SCALE fault has for its request.
+_SCALES: Final = ("k_scale", "v_scale", "q_scale", "out_scale", "k_global_scale", "v_global_scale")
 
 
 class Fault(IntEnum):
@@ -32,6 +34,7 @@ class Fault(IntEnum):
     OVERLAP = 9
     PLAN = 10
     STALE = 11
+    SCALE = 12
 
 
 _MEANING: Final = {
@@ -45,6 +48,7 @@ _MEANING: Final = {
     Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
     Fault.PLAN: "a workspace without a plan for this operation, batch and rows, or one that was overwritten",
     Fault.STALE: "request {request} has {position} tokens now, and the workspace was planned for another number; plan again",
+    Fault.SCALE: "{scale} is 0, negative or not finite at place {position} of its layer; what is made with it is NaN",
     Fault.LORA_END: "lora_end_idx counts rows that this step does not have, from row {position} (request {request}) on",
 }
 
@@ -59,7 +63,8 @@ class FaultReport:
 
     def __str__(self) -> str:
         request = f"{self.request}" if self.request < _MANY else f">= {_MANY}"
-        return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request)}"
+        scale = _SCALES[self.request] if self.request < len(_SCALES) else "a scale"
+        return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request, scale=scale)}"
 
 
 class FaultError(KvgenError):

@@ -144,7 +144,7 @@ struct QueryColumn {
     for (uint32_t n = 0; n < kEach; ++n)
 #pragma unroll
       for (uint32_t e = 0; e < 2; ++e)
-        if (dim(n, e) < Tile::K::kSize) x[n][e] *= to_f32(*scale_at<typename Tile::K>(cache, no_page(Fault::none), 0, head, dim(n, e)));
+        if (dim(n, e) < Tile::K::kSize) x[n][e] *= scale_value<typename Tile::K>(*scale_at<typename Tile::K>(cache, no_page(Fault::none), 0, head, dim(n, e)));
   }
 
   // Divided by 2^n and the sign of qk_scale, which is multiplied by them: f16 holds the elements, the largest in [1, 2), and the
@@ -878,7 +878,7 @@ template <typename V, typename Cache>
 struct ChannelScales {
   const Cache& cache;
   uint32_t head;
-  __device__ __forceinline__ float operator()(uint32_t dim) const { return to_f32(*scale_at<V>(cache, no_page(Fault::none), 0, head, dim)); }
+  __device__ __forceinline__ float operator()(uint32_t dim) const { return scale_value<V>(*scale_at<V>(cache, no_page(Fault::none), 0, head, dim)); }
 };
 
 // The warp's columns, which begin at `first`, to team `team` of `merged` in shared memory: row_max, row_sum over all lanes, and
