@@ -156,3 +156,23 @@ def test_good_scales_are_not_reported() -> None:
         k, v = step.rows(TOKENS), step.rows(TOKENS)
         step.module.gather(step.cache, step.offsets, k, v, errors=step.errors)
     assert step.reported() is None and np.isfinite(k.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("kernels", SETS[:2], ids=lambda kernels: kernels.name)
+def test_a_scale_of_all_dims_rounds_no_element_of_q(kernels: KernelSet) -> None:
+    """e4m3 codes, and q of few bits: scores are exact but for sums in f32, whatever the scale."""
+    step = Step(kernels, "k", 0, 0.3)
+    step.scales["k"][0, 1] = 0.7
+    q, out = step.query(step.kind)
+    lse = np.zeros((1, HEADS * GROUP), np.float32)
+    extend = step.module.extend
+    with machine(mode="check"):
+        workspace = extend.workspace(max_rows=1, multiprocessors=2)
+        extend.plan(step.cache, workspace, row_offsets=np.array([0, 1], np.int32))
+        extend(step.cache, q, out, workspace, lse=lse)
+    k = (
+        step.pool[:, 0, 0].reshape(32, HEADS, DIM)[:TOKENS].astype(np.float64)
+        * step.scales["k"][0, :, 0].astype(np.float64)[:, None]
+    )
+    scores = np.einsum("hd,nhd->hn", q[0].astype(np.float64), np.repeat(k, GROUP, axis=1)) / math.sqrt(DIM)
+    assert np.abs(np.log(np.exp(scores).sum(axis=1)) - lse[0]).max() < 3e-6
