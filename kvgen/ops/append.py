@@ -175,8 +175,8 @@ class Append(Op):
 
     def check(self, kernels: KernelSet) -> None:
         check_new_rows(self.new_rows(kernels), kernels)
-        norms = {"k_norm": self.k_norm} if self.inputs != "q" else {}
-        norms |= {"q_norm": self.q_norm} if self.q_out != "none" else {}
+        norms = {"q_norm": self.q_norm} if self.q_out != "none" else {}
+        norms |= {"k_norm": self.k_norm} if self.inputs != "q" else {}
         check_rows(StoredRows(self, norms, self.rope), kernels)
         self.plan(kernels)  # raises where a row is too large for a block
 

@@ -28,6 +28,7 @@ from kvgen.lowering.attention.split_kv import (
     row_offsets,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.base import specified
 from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
 from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
@@ -161,6 +162,11 @@ class Decode(Op):
                 f"chunk: got {self.chunk} beside split={self.split!r}; chunks have a fixed size with split='invariant' only"
             )
         return self
+
+    @property
+    def description(self) -> str:
+        """What this one does, of all that one could."""
+        return specified(self)
 
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")

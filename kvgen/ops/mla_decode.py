@@ -28,6 +28,7 @@ from kvgen.lowering.attention.split_kv import (
 )
 from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, wgmma_file, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.base import specified
 from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
@@ -289,6 +290,11 @@ class MlaDecode(Op):
     def softmax_scale(self, kernels: KernelSet) -> float:
         """Factor of q . k: `scale`, else the model's."""
         return softmax_scale(self.name, self.scale, kernels)
+
+    @property
+    def description(self) -> str:
+        """What this one does, of all that one could."""
+        return specified(self)
 
     def kernel_names(self) -> tuple[str, ...]:
         planner = () if self.split == "none" else (f"{self.name}_plan",)

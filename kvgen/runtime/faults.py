@@ -40,9 +40,9 @@ class Fault(IntEnum):
 _MEANING: Final = {
     Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
     Fault.POSITION: "token {position} of request {request} lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "request {request} has a length that its page table, its rows or its k_sealed cannot have (token {position})",
+    Fault.LENGTH: "request {request} has a length that its page table, its rows or its k_sealed cannot have{at_token}",
     Fault.SLOT: "row {position} has a slot outside the pool",
-    Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows (row {position})",
+    Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows{at_row}",
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
     Fault.PAIR: "pair {position} names a page outside its pool",
     Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
@@ -64,7 +64,10 @@ class FaultReport:
     def __str__(self) -> str:
         request = f"{self.request}" if self.request < _MANY else f">= {_MANY}"
         scale = _SCALES[self.request] if self.request < len(_SCALES) else "a scale"
-        return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request, scale=scale)}"
+        # Position 0 of a whole request says no more than the request does.
+        places = {f"at_{what}": f" ({what} {self.position})" if self.position else "" for what in ("token", "row")}
+        meaning = _MEANING[self.code].format(position=self.position, request=request, scale=scale, **places)
+        return f"{self.code.name}: {meaning}"
 
 
 class FaultError(KvgenError):
