@@ -302,7 +302,7 @@ def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Genera
         array[...] = np.cos(rng.standard_normal(array.shape)).astype(array.dtype)
     elif name == "q_scale":
         array[...] = 0.37
-    elif name.endswith(("scale", "scales")):
+    elif name.endswith(("scale", "scales", "mean_square")):
         array[...] = (0.5 + rng.random(array.shape)).astype(array.dtype)
     elif name.endswith("_weight"):
         array[...] = (1 + 0.25 * rng.standard_normal(array.shape)).astype(array.dtype)

@@ -26,11 +26,12 @@ CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 SEED: Final = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
 COUNT: Final = int(os.environ.get("KVGEN_FORMS", "20000" if CAMPAIGN else "400"))
 # Fields that no drawn set gives a value of its own: a table's kind is its class, a latent row has one head of both dims, totals
-# are given where strides need them, and the rest is no part of a kernel.
+# are given where strides need them, a row's mean square is in a set of tests/ops, and the rest is no part of a kernel.
 AS_THEY_ARE: Final = {
     "Latent": {"kv_heads", "v_head_dim", "stores", "k_quant", "v_quant", "total_pages", "total_layers"},
     "Ragged": {"lengths", "stores", "total_pages", "total_layers", "total_tokens"},
     "KernelSet": {"model", "layers"},
+    "RmsNorm": {"mean_square"},  # in `row_given` of tests/support/append_sets.py
     **{table: {"kind"} for table in ("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring")},
 }
 
