@@ -25,7 +25,7 @@ _BESIDE: Final = frozenset(
 
 
 def sources(engine: str) -> list[Path]:
-    """What runs in an engine's process: its integration, kvgen from specs to launches, and templates."""
+    """The sources that run in an engine's process: its integration, kvgen from specs to launches, and templates."""
     kvgen = ROOT / "kvgen"
     rooms = [path for path in _files(kvgen) if path.relative_to(kvgen).parts[0] not in _BESIDE]
     return sorted([*rooms, *_files(kvgen / "integrations" / engine), *_files(ROOT / "templates")])
@@ -38,7 +38,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def digest(engine: str) -> str:
-    """Of the sources that run in an engine's process: their names and contents."""
+    """SHA-256 of the names and contents of the sources that run in an engine's process, in hex."""
     found = hashlib.sha256()
     for path in sources(engine):
         found.update(f"{path.relative_to(ROOT).as_posix()}\0".encode() + path.read_bytes() + b"\0")

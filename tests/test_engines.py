@@ -1,4 +1,4 @@
-"""What engines made with kvgen: docs/engines/status.json beside code, tests and versions, and what pages say of it."""
+"""The record of runs inside engines, docs/engines/status.json: beside code, tests and versions, and as pages show it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def test_pages_say_which_tree_ran(engine: str, monkeypatch: pytest.MonkeyPatch) 
     for now, older in ((status["digest"], False), ("of other sources", True)):
         monkeypatch.setattr(engines, "digest", lambda engine, now=now: now)
         first = engines.runs_table(engine).splitlines()[0]
-        assert first.startswith(
-            f"Run at commit `{status['commit'][:8]}` of {status['date']}, with torch" if engine != "vllm" else "Run"
-        )
+        assert first.startswith(f"Run at commit `{status['commit'][:8]}` of {status['date']}, with ")
         assert ("**An older tree**" in first) == older
 
 

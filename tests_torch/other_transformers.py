@@ -43,7 +43,7 @@ def installed(requirement: str, name: str) -> tuple[Path, str]:
 
 
 def passes(folder: Path, version: str) -> bool:
-    """Whether the tests pass under this version."""
+    """Run the tests under this version; True where they pass."""
     print(f"transformers {version}", flush=True)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     environment.pop("KVGEN_RECORD_ENGINES", None)  # the record is of the locked version

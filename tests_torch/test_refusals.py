@@ -87,7 +87,7 @@ def test_a_trace_refuses_what_no_launch_takes(other: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("returning", [False, True], ids=["writing", "returning"])
 def test_none_and_meta_in_place_of_each_tensor(returning: bool) -> None:
-    """Of every tensor of an operator: PyTorch takes None for it, and calls the operator's fake for a meta one among others."""
+    """PyTorch takes None for any tensor of an operator, and calls the operator's fake for a meta tensor among others."""
     call = llama.append.returning if returning else llama.append
     given = STEP.arguments(llama.append, call) if returning else arguments()
     tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]

@@ -113,7 +113,7 @@ class Operator:
                 torch.autograd.graph.increment_version(values[at])
 
     def fake(self, *given: Any) -> None:
-        """What a trace and meta tensors see: nothing is computed, arguments that no launch would take are refused.
+        """The call of a trace, or over meta tensors: nothing is computed, arguments that no launch would take are refused.
 
         Looks at types, ranks and sizes that the spec fixes; the launch checks everything else. Raises ArgumentError for meta
         tensors beside others: PyTorch calls this for them, and a call that looks like a launch would compute nothing.

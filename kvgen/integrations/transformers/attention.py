@@ -16,7 +16,7 @@ from kvgen.errors import ArgumentError
 from kvgen.integrations.transformers import versions
 from kvgen.integrations.transformers.cache import KvgenLayer
 from kvgen.integrations.transformers.masks import check_mask
-from kvgen.integrations.transformers.paged import kernels_of, paged_cache_of, updating_nothing
+from kvgen.integrations.transformers.paged import kernels_of, paged_cache_of, update_by_attention
 from kvgen.integrations.transformers.sets import Attention
 
 NAME: Final = "kvgen"
@@ -34,7 +34,7 @@ def register() -> None:
     if not hasattr(theirs, "__wrapped__"):
         ContinuousBatchingManager.switch_to_cb_friendly_attn = _keeping_kvgen(theirs)
     if versions.MODULES_UPDATE and not hasattr(PagedAttentionCache.update, "kvgen"):
-        PagedAttentionCache.update = updating_nothing(PagedAttentionCache.update, NAME)
+        PagedAttentionCache.update = update_by_attention(PagedAttentionCache.update, NAME)
 
 
 def _keeping_kvgen(theirs: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def kvgen_attention(
 
 
 def _without_cache(module: torch.nn.Module, given: Mapping[str, Any]) -> str:
-    """What to do about rows that no cache of kvgen holds."""
+    """The message for rows that no cache of kvgen holds."""
     name = type(module).__name__
     if "cu_seq_lens_q" in given:
         return (

@@ -30,8 +30,8 @@ _WINDOW: Final[CodeType] = sliding_window_overlay(1).__code__
 _CHUNK: Final[CodeType] = chunked_overlay(1, torch.zeros(0)).__code__
 _APART: Final[CodeType] = packed_sequence_mask_function(torch.zeros(0)).__code__
 _CAUSAL: Final[CodeType] = causal_mask_function.__code__
-# What a mask is made of. Sequences that are packed into one row come from continuous batching alone, whose kernels keep
-# requests apart; where its modules update the cache, it asks for no mask at all.
+# The functions whose intersection a mask is. Sequences that are packed into one row come from continuous batching alone, whose
+# kernels keep requests apart; where its modules update the cache, it asks for no mask at all.
 _KNOWN: Final = [{_CAUSAL}, {_CAUSAL, _WINDOW}, {_CAUSAL, _CHUNK}]
 _KNOWN_PACKED: Final = [] if versions.MODULES_UPDATE else [known | {_APART} for known in _KNOWN]
 # Functions of transformers, and factories of functions, by what they are for.
@@ -69,7 +69,7 @@ def _parts(mask: Any) -> list[Any]:
 
 
 def _cell(function: Callable[..., Any], name: str) -> Any:
-    """What the variable `name` of the factory was when it made the function."""
+    """The value of the factory's variable `name` when it made the function."""
     assert function.__closure__ is not None
     return function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
 

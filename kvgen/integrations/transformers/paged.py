@@ -298,10 +298,11 @@ def kernels_of(cache: PagedAttentionCache, module: torch.nn.Module, q: torch.Ten
     return found
 
 
-def updating_nothing(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`PagedAttentionCache.update`, which stores and gathers, for models whose attn_implementation is not `name`.
+def update_by_attention(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A `PagedAttentionCache.update` that leaves the rows of models with attn_implementation=`name` to the attention function.
 
-    Those of `name` get their rows back, marked as the cache's: the attention function stores them, and reads where they lie.
+    It marks such rows as the cache's and returns them; the attention function stores them, and reads all tokens where they lie.
+    Rows of other models go to `theirs`, which stores and gathers.
     """
 
     @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]

@@ -77,7 +77,7 @@ def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | Non
             f"model_type: got {config['model_type']!r}, whose layers keep a state beside keys and values, which KvgenCache does "
             "not hold; use another cache and attn_implementation"
         )
-    facts = _shard_of(models.facts(_unturned(config)), tp)
+    facts = _shard_of(models.facts(_with_plain_rope(config)), tp)
     scaled = config.get("model_type") in _SCALED_BEFORE
     shapes: dict[tuple[int, int, int, int], list[tuple[object, ...]]] = {}
     layers: list[Attention | None] = []
@@ -108,24 +108,24 @@ def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | Non
     return layers
 
 
-def _unturned(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with a RoPE of whole heads by fixed frequencies, in place of those that kernels could not turn.
+def _with_plain_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with RoPE parameters that every reader takes: whole heads, and fixed frequencies in place of dynamic ones.
 
-    Rows come to the cache turned, by the model itself: how does not matter here. Scales of attention that RoPE's parameters
-    say (YaRN's) stay.
+    The model applies RoPE before its rows come to the cache, so that frequencies and rotary dims have no meaning here. Scales of
+    attention that the parameters state (YaRN's) stay.
     """
     return {
-        name: _unturned_rope(value)
+        name: _plain_rope(value)
         if name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping)
         else value
         for name, value in config.items()
     }
 
 
-def _unturned_rope(given: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_rope(given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of one RoPE, or of one for each kind of layers."""
     if given and all(isinstance(value, Mapping) for value in given.values()):
-        return {kind: _unturned_rope(value) for kind, value in given.items()}
+        return {kind: _plain_rope(value) for kind, value in given.items()}
     kind = given.get("rope_type", given.get("type"))
     if kind == "dynamic" and not given.get("alpha"):
         return {"rope_type": "default", "rope_theta": given.get("rope_theta", 10000.0), "partial_rotary_factor": 1.0}

@@ -1,4 +1,4 @@
-"""What an adapter relies on of vLLM's Python, compared with the record of a known version; nothing is imported.
+"""Signatures of vLLM that an adapter relies on, compared with the record of a known version; nothing is imported.
 
 Compared are, by their syntax trees:
 
@@ -55,7 +55,7 @@ _MAY_CALL: Final = re.compile(rf"({'|'.join(CALLED)})\s*[.(]")
 
 @dataclass(frozen=True)
 class Asked:
-    """What stands in an adapter: `imports` as "module:name", the `names` of attributes, the `methods` that it defines."""
+    """The names in an adapter: `imports` as "module:name", the `names` of attributes, the `methods` that it defines."""
 
     imports: tuple[str, ...]
     names: tuple[str, ...]
@@ -63,7 +63,7 @@ class Asked:
 
 
 def asked_by(adapter: str) -> Asked:
-    """What the modules of `adapter` ("v0_32") ask of vLLM, the plugin's part included."""
+    """The names that the modules of `adapter` ("v0_32") use, the plugin's part included."""
     imports: set[str] = {"vllm.v1.attention.backends.registry:AttentionBackendEnum"}
     imports.add("vllm.v1.attention.backends.registry:register_backend")
     names: set[str] = {"register", "is_overridden"}
@@ -191,7 +191,7 @@ def _set_in_methods(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def found_in(sources: Sources, asked: Asked) -> dict[str, Any]:
-    """What `sources` has of what an adapter asks: "module:Class.member" and the like -> text."""
+    """The definitions in `sources` of all that an adapter asks for: "module:Class.member" and the like -> text."""
     found: dict[str, Any] = {}
     for name in sorted({*asked.imports, *RECEIVED}):
         place = sources.find(name)
@@ -222,13 +222,13 @@ def found_in(sources: Sources, asked: Asked) -> dict[str, Any]:
 
 
 def differing(first: dict[str, Any], other: dict[str, Any], why: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What is not the same in two versions: name -> its text in the other, and why that does not matter, where that is known."""
+    """Differences of two versions: name -> its text in the other, and why that does not matter, where that is known."""
     names = sorted(name for name in {*first, *other} if first.get(name) != other.get(name))
     return {name: {"here": other.get(name), "why": why.get(name)} for name in names}
 
 
 def known_of(version: str) -> dict[str, Any] | None:
-    """What the record found in a version, such as "0.33.0"; None for a version that it does not have."""
+    """The definitions that the record has of a version, such as "0.33.0"; None for a version that it does not have."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     found: dict[str, Any] = record["found"]
     if version == record["version"]:
@@ -240,7 +240,7 @@ def known_of(version: str) -> dict[str, Any] | None:
 
 
 def changed(folder: Path, adapter: str, known: str) -> list[str]:
-    """What an adapter relies on and the vLLM in `folder` (its package) has not as the version `known` has it: names, in order."""
+    """Names that an adapter relies on and that differ between the vLLM in `folder`, its package, and the version `known`."""
     files = {}
     for path in sorted(folder.rglob("*.py")):
         files[f"vllm/{path.relative_to(folder).as_posix()}"] = path.read_text(encoding="utf-8", errors="replace")

@@ -84,7 +84,7 @@ def adapter_of(version: str, *, untested: bool = False, folder: Path | None = No
 
 @functools.lru_cache
 def _changed(folder: Path, known: Known) -> tuple[str, ...]:
-    """What differs in `folder` of what the adapter relies on; read once a process, in a second or two."""
+    """Names that the adapter relies on and that differ in `folder`; read once a process, in 3 s."""
     return tuple(changed(folder, known.adapter, known.version))
 
 
