@@ -78,7 +78,7 @@ def _rendered(
         if arch is not None:
             given = [arch] if isinstance(arch, str) else list(arch)
             kernels = KernelSet(**{**dict(kernels), "arch": given})
-        called = kernels if name is None else kernels.model_copy(update={"name": ""}).named(name)
+        called = kernels if name is None else kernels.called(name)
         part = shard(called, tp)
         named = part.named("unnamed")
         if named.name == "unnamed":
