@@ -257,7 +257,9 @@ def _rows_text(found: dict[str, Any]) -> list[str]:
     if "decode_rows" not in found:
         return []
     if not found["token_costs"] and found["decode_rows"]:
-        return [f"rows     requests of up to {found['decode_rows']} are decode's, others extend's: extend on CUDA cores costs more"]
+        return [
+            f"rows     requests of up to {found['decode_rows']} are decode's, others extend's: extend on CUDA cores costs more"
+        ]
     if not found["token_costs"]:
         return ["rows     all are extend's: a row's bits may not depend on how many come with it"]
     most, any_of = found["decode_rows"], found["decode_rows_of_any"]

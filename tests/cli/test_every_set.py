@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from pathlib import Path
 
 from kvgen.bench.tiles import tile_of
@@ -89,3 +90,19 @@ def test_plans_of_bench_cycles() -> None:
                 assert share is None or 0.5 < share <= 1
                 found += 1
     assert found > 100
+
+
+def test_launch_bounds() -> None:
+    """A kernel asks for no more blocks an SM than it has threads for, 1536 on sm_89 and sm_120, whatever the set's architectures:
+    ptxas warns, and takes no bound."""
+    bounded = 0
+    for s in every_set():
+        for kernel, _ in kernel_files(s):
+            text = (ROOT / f"generated/{s.kernels.name}/{kernel.name}.cu").read_text(encoding="utf-8")
+            blocks = re.search(r"__launch_bounds__\([\w:* ]+, (\w+)\)", text)
+            if blocks:
+                number = re.search(rf"\b{blocks[1]} = (\w+)[,;]", text)
+                asked = number[1] if number else blocks[1]
+                assert asked == "kFullBlocks" or int(asked) * kernel.threads <= 1536, f"{s.kernels.name}/{kernel.name}"
+                bounded += 1
+    assert bounded > 100
