@@ -79,7 +79,7 @@ def _rendered(
     try:
         if arch is not None:
             kernels = KernelSet(**{**dict(kernels), "arch": archs_given(arch)})
-        called = kernels if name is None else kernels.model_copy(update={"name": ""}).named(name)
+        called = kernels if name is None else kernels.called(name)
         part = shard(called, tp)
         named = part.named("unnamed")
         if named.name == "unnamed":

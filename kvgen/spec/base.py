@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -47,6 +47,13 @@ class Spec(BaseModel):
             BaseModel.__init__(self, **fields)
         except ValidationError as error:
             raise FieldError(located(error)) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Another spec with these fields changed, checked as any other: raises SpecError for a field or a value that is none.
+
+        deep changes nothing: specs are frozen.
+        """
+        return type(self)(**({name: getattr(self, name) for name in self.model_fields_set} | dict(update or {})))
 
     if not TYPE_CHECKING:  # type checkers have the fields as keyword arguments, and no assignment to them
 
@@ -158,5 +165,8 @@ def _known(title: str, name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, type) else f"the class {value.__name__}"
+    try:
+        text = repr(value) if not isinstance(value, type) else f"the class {value.__name__}"
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep to be shown"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

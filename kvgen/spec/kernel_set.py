@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import SplitPlan
@@ -260,7 +260,12 @@ class KernelSet(Spec):
 
     def named(self, default: str) -> KernelSet:
         """This set, called `default` where its spec gave no name."""
-        named = self if self.name else self.model_copy(update={"name": check_name("name", default)})
+        return self.called(self.name or default)
+
+    def called(self, name: str) -> KernelSet:
+        """This set under the name `name`; raises ValueError where no set or no kernel can be called so."""
+        # Not Spec's copy: nothing that the name changes is planned again.
+        named = self if name == self.name else BaseModel.model_copy(self, update={"name": check_name("name", name)})
         if named.name == "device":
             raise ValueError("name: got 'device'; generated/device holds the device library; choose another name")
         entries = [entry for op in named.ops for entry in op.entry_names(named.name)]

@@ -39,6 +39,8 @@ def worded(error: BaseException) -> tuple[str, str]:
         if (match := _BY_POSITION.match(text)) and (preset := _preset(match[1])):
             first = next(iter(inspect.signature(preset).parameters))
             return "", f"presets.{match[1]}: got a field by position; name it, as in {match[1]}({first}=...)"
+    if isinstance(error, MemoryError) and not text:
+        return "", "MemoryError: this line asks for more memory than there is"
     return "", f"{type(error).__name__}: {text}"
 
 

@@ -248,7 +248,8 @@ def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mappin
         while step is not None:
             at = step.tb_lineno if step.tb_frame.f_code.co_filename == file else at
             step = step.tb_next
-        message = f"got {type(error).__name__}: {error}; a score function computes with s, at, its tensors and scalars"
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"got {said}; a score function computes with s, at, its tensors and scalars"
         raise TraceError(file, at, message) from error
     symbols = Names({n: Elements(n, "", t.shape, t.shape) for n, t in tensors.items()}, {n: n for n in scalars}, 0, 0)
     printer = Printer(root, symbols)
