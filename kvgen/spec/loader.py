@@ -86,8 +86,8 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
         for i, one in enumerate(sets):
             if not isinstance(one, KernelSet):
                 raise SpecError(
-                    f"kernels{f'[{i}]' if listed else ''}: got {type(one).__name__}; a spec file assigns a KernelSet, or a list of "
-                    "them, to `kernels`"
+                    f"kernels{f'[{i}]' if listed else ''}: got {type(one).__name__}; a spec file assigns a KernelSet, or a list "
+                    "of them, to `kernels`"
                 )
         if len(sets) > 1 and not all(s.name for s in sets):
             raise SpecError("kernels: a list of sets needs name='...' in each; the file's name serves one set only")
