@@ -168,7 +168,7 @@ def frames_of_host(source: Path) -> dict[str, int]:
         f"-I{host._RUNTIME}",
         "-fstack-usage",
     ]
-    host._run([host._host_compiler(), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+    host._run([host.host_compiler(), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
     rows = [row.split("\t") for row in source.with_suffix(".su").read_text().splitlines()]
     return {m[1]: int(size) for place, size, _ in rows if (m := re.search(r":(\w+)$", place))}
 

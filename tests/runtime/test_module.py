@@ -112,7 +112,8 @@ def test_a_wheel_without_its_cuda_says_so(lost: str, tmp_path: Path, monkeypatch
             launch()
         assert str(caught.value) == (
             f"blocks: {lost} is missing from {copied}; in a project, run `kvgen build`; in a wheel, have it packed, for "
-            'setuptools by these lines of pyproject.toml: [tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]; '
+            'setuptools by these lines of pyproject.toml: [tool.setuptools.package-data] "*" = '
+            '["*.cu", "*.cuh", "*.cubin", "*.json"]; '
             "`kvgen check --wheel` looks"
         )
 
