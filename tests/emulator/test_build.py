@@ -214,7 +214,7 @@ def test_which_compiler_makes_a_kernel(
         cache = check_cache if mode == "check" else own_cache
         run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=cache), "k", out, block=1)
         assert out[0] == 7
-        assert used.pop() == (str(found) if expected else host._host_compiler())
+        assert used.pop() == (str(found) if expected else host.host_compiler())
 
 
 def test_a_kernel_of_tcc_needs_no_executable_stack(check_cache: Path) -> None:
