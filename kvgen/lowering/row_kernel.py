@@ -220,7 +220,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         "full_blocks": isinstance(resident, str),
         "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
-        "row_norm": bool(row_norms),
+        "row_norm": any(p.norm is not None and not p.norm.given for p in row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
         "first_pairs": any(p.head.turning for p in parts.parts),
         "position_scale": bool(scales),

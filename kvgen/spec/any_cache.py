@@ -57,3 +57,9 @@ class AnyCache(Spec):
     def quants(self) -> dict[str, Quant | None]:
         """How each role is quantized; None: stored in `dtype`. Empty where there are no roles."""
         return {}
+
+    @property
+    def given_scales(self) -> bool:
+        """Whether a call brings scales of K or V, or the one above all blocks."""
+        quants = [quant for quant in self.quants.values() if quant is not None and quant.scale_dtype is not None]
+        return any(quant.scale == "given" or quant.recipe == "global" for quant in quants)

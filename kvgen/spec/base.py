@@ -22,6 +22,20 @@ def zero_is_none(value: Any) -> Any:
     return None if type(value) is int and value == 0 else value
 
 
+def as_written(value: Any) -> str:
+    """A field's value as a spec has it, with the fields that are not at their defaults: Mask(window=1024)."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {as_written(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, Spec):
+        return "none" if value is None else getattr(value, "__name__", None) or repr(value)
+    fields = type(value).model_fields
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    given = [(name, getattr(value, name)) for name in fields if getattr(value, name) != defaults[name]]
+    return f"{type(value).__name__}({', '.join(f'{name}={as_written(item)}' for name, item in given)})"
+
+
 class Spec(BaseModel):
     """Frozen, keyword-only, refusing unknown fields."""
 

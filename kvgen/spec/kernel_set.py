@@ -14,6 +14,7 @@ from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
+from kvgen.spec.cache_facts import check_cache
 from kvgen.spec.model import Model
 
 Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
@@ -48,13 +49,15 @@ class Op(Spec):
     """An operation of a set. `name` is unique in its set and defaults to the operation's own.
 
     `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
-    states, `at_rates` that it works where an entry of the cache stands for several tokens.
+    states, `at_rates` that it works where an entry of the cache stands for several tokens, `scores_keys` that the cache's
+    rows are an indexer's keys and q_heads its heads.
     """
 
     kind: ClassVar[str]
     ragged: ClassVar[bool] = False
     moves_states: ClassVar[bool] = False
     at_rates: ClassVar[bool] = False
+    scores_keys: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -205,6 +208,8 @@ class KernelSet(Spec):
     def _consistent(self) -> KernelSet:
         self._check_layers()
         self._check_heads()
+        if self.model is not None:
+            check_cache(self.model, self.cache, self.q_heads, scores=any(op.scores_keys for op in self.ops))
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})

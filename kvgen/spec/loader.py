@@ -81,11 +81,14 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
         with loading_from(path.parent, root or path.parent):
             exec(code, scope)
         found = scope.get("kernels")
-        sets = [found] if isinstance(found, KernelSet) else found
-        if not isinstance(sets, (list, tuple)) or not sets or not all(isinstance(s, KernelSet) for s in sets):
-            raise SpecError(
-                f"kernels: got {type(found).__name__}; a spec file assigns a KernelSet, or a list of them, to `kernels`"
-            )
+        listed = isinstance(found, list | tuple) and len(found) > 0
+        sets: list[Any] = list(found) if listed else [found]  # type: ignore[arg-type]
+        for i, one in enumerate(sets):
+            if not isinstance(one, KernelSet):
+                raise SpecError(
+                    f"kernels{f'[{i}]' if listed else ''}: got {type(one).__name__}; a spec file assigns a KernelSet, or a list "
+                    "of them, to `kernels`"
+                )
         if len(sets) > 1 and not all(s.name for s in sets):
             raise SpecError("kernels: a list of sets needs name='...' in each; the file's name serves one set only")
         return [LoadedSet(s.named(path.stem), source, doc) for s in sets]

@@ -6,6 +6,13 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from kvgen.errors import FieldError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _UNKNOWN = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 _MISSING = re.compile(r"(\w+)\(\) missing \d+ required (?:keyword-only|positional) arguments?: (.+)")
@@ -57,3 +64,19 @@ def _preset(name: str) -> Callable[..., object] | None:
     from kvgen.spec import presets
 
     return getattr(presets, name) if name in presets.__all__ else None
+
+
+def preset(function: Callable[P, R]) -> Callable[P, R]:
+    """A preset, whose call with other fields than it has is a FieldError that lists them."""
+
+    @wraps(function)
+    def made(*arguments: P.args, **fields: P.kwargs) -> R:
+        try:
+            return function(*arguments, **fields)
+        except TypeError as error:
+            blamed, said = worded(error)
+            if not said.startswith(f"presets.{function.__name__}"):
+                raise
+            raise FieldError([(blamed, said)]) from None
+
+    return made
