@@ -1,4 +1,4 @@
-"""What `kvgen doctor` prints; without typer and rich, which an environment with the runtime alone does not have."""
+"""The output of `kvgen doctor`, without typer and rich, which an environment with the runtime alone does not have."""
 
 from __future__ import annotations
 

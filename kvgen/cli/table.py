@@ -55,32 +55,14 @@ class Table:
 
     def print(self, mark: str | None = None) -> None:
         """To stdout, titles in bold; cells of the column `mark` in red where they are other than "0"."""
-        from rich.text import Text
-
-        lines = self._layout(terminal_width())
-        at = next((i for i, c in enumerate(self.columns) if c.title == mark), -1)
-        screen = console()
-        found = [Text(line, style="bold") for line in self._lines(lines, tuple(c.title for c in self.columns))]
-        for row in self.rows:
-            red = row[at] if at >= 0 and row[at] != "0" else ""
-            found += [self._marked(line, red) for line in self._lines(lines, row)]
-        for text in found:
-            screen.print(text, no_wrap=True, overflow="ignore", crop=False)
-
-    def _marked(self, line: str, red: str) -> Text:
-        from rich.text import Text
-
-        text = Text(line)
-        if red:
-            text.highlight_regex(rf"(?<!\S){red}(?!\S)", "red")
-        return text
+        layout, screen = self._layout(terminal_width()), console()
+        for cells, style in ((tuple(c.title for c in self.columns), "bold"), *((row, "") for row in self.rows)):
+            for text in self._lines(layout, cells, style, mark):
+                screen.print(text, no_wrap=True, overflow="ignore", crop=False)
 
     def _layout(self, width: int | None) -> list[list[tuple[int, int]]]:
         """Which columns stand in which line of a row, each with its width."""
-        wide = [
-            max(len(c.title), *(len(row[i]) for row in self.rows), 0) if self.rows else len(c.title)
-            for i, c in enumerate(self.columns)
-        ]
+        wide = [max(len(c.title), *(len(row[i]) for row in self.rows), 0) for i, c in enumerate(self.columns)]
         wide = [min(n, c.most) if c.most else n for n, c in zip(wide, self.columns, strict=True)]
         room = _PIPE if width is None else width
         lines: list[list[tuple[int, int]]] = [[]]
@@ -103,18 +85,24 @@ class Table:
             used += gap + size
         return lines
 
-    def _lines(self, layout: list[list[tuple[int, int]]], cells: Sequence[str]) -> Iterator[str]:
-        """A row's lines: prose goes on below itself."""
+    def _lines(
+        self, layout: list[list[tuple[int, int]]], cells: Sequence[str], style: str, mark: str | None
+    ) -> Iterator[Text]:
+        """A row's lines: prose goes on below itself. A line without text is left out."""
+        from rich.text import Text
+
         for number, places in enumerate(layout):
-            parts = [
-                (textwrap.wrap(cells[i], size, break_on_hyphens=False) or [""]) if self.columns[i].prose else [cells[i]]
-                for i, size in places
-            ]
+            parts = [(self._broken(cells[i], size) if self.columns[i].prose else [cells[i]]) for i, size in places]
             for step in range(max(map(len, parts))):
-                shown = [
-                    f"{part[step] if step < len(part) else '':{'>' if self.columns[i].number else '<'}{size}}"
-                    for part, (i, size) in zip(parts, places, strict=True)
-                ]
-                line = (" " * (_INDENT if number else 0) + (" " * _GAP).join(shown)).rstrip()
+                line = Text(" " * (_INDENT if number else 0))
+                for part, (i, size) in zip(parts, places, strict=True):
+                    cell = part[step] if step < len(part) else ""
+                    red = not style and self.columns[i].title == mark and cell != "0"
+                    line.append(f"{cell:{'>' if self.columns[i].number else '<'}{size}}", "red" if red else style)
+                    line.append(" " * _GAP)
+                line.rstrip()
                 if line:
                     yield line
+
+    def _broken(self, cell: str, size: int) -> list[str]:
+        return textwrap.wrap(cell, size, break_long_words=False, break_on_hyphens=False) or [""]

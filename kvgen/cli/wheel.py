@@ -154,7 +154,7 @@ def _compare(wheel: Wheel, project: Project, sets: set[str] | None) -> Checked:
 
 
 def _cubins(wheel: Wheel, project: Project, root: str, names: Collection[str]) -> tuple[list[Finding], int]:
-    """What is wrong with the cubins beside the sets in a wheel; how many kernels of these sets, by architecture, have none."""
+    """Findings about the cubins beside the sets in a wheel, and how many kernels of these sets, by architecture, have none."""
     from kvgen.cli.sync import cubins_of, without_cubin
     from kvgen.compile import Manifest, parse_manifest
 

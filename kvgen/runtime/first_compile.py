@@ -17,7 +17,7 @@ _silent = threading.Event()
 
 
 class Stage:
-    """What a compile does now: `name` may be set to the next stage."""
+    """The stage that a compile is in; its caller sets `name` when the next one begins."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -62,7 +62,7 @@ class Terminal:
 
 
 def shown(folder: Folder, columns: int, *arguments: str) -> str:
-    """What a verb writes to a terminal of so many columns."""
+    """The text that a verb writes to a terminal of so many columns."""
     before = Path.cwd()
     os.chdir(folder.root)
     try:

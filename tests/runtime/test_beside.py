@@ -53,14 +53,14 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def own(package: ModuleType) -> bytes:
-    """What the package's folder of cubins has of its append."""
+    """The cubin of append in the package's own folder."""
     module = package._MODULE
     digest = text_digest(module.unit("append.cu", "tiny_append").text)
     return find(read_folder(module.folder.parent / "cubins"), "tiny", "append", "sm_90a", digest)
 
 
 def test_two_libraries_in_one_process(packages: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever KVGEN_CUBINS names: here the cubins of the other one, of a set of the same name."""
+    """KVGEN_CUBINS names the cubins of the other library, whose set has the same name: each takes its own."""
     first, second = packages
     monkeypatch.setenv("KVGEN_CUBINS", str(first._MODULE.folder.parent / "cubins"))
     found = [cubin(each._MODULE, "append.cu", "tiny_append", HOPPER) for each in (first, second)]
