@@ -7,10 +7,10 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import fp4_amax, mixed_pow2, mxfp8, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import Dense
 
 ROWS = Layout(k="page token head dim", layers="pointers")

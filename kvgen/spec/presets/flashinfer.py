@@ -7,10 +7,10 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor, record_v4
 from kvgen.spec.presets.vllm import nvfp4_layout
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import CSR
 
 

@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import Dense
 
 # Magnitudes of the centroids of N(0, 1) of lmdeploy, after 10 rounds of its solver: within 0.001 of `lloyd_max`.

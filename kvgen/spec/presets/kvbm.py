@@ -7,8 +7,8 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import Dense
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import Dense, IndexName
 
 # K only: MAX keeps the K/V axis, with extent 1.

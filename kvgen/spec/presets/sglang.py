@@ -7,9 +7,9 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, mixed_pow2, per_tensor, record_v4
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense, Indirect
 

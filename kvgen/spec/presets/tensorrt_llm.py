@@ -7,9 +7,9 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import nvfp4, per_tensor
 from kvgen.spec.quant import Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.tables import PerKV
 
 

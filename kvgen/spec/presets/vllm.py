@@ -9,6 +9,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import (
     TURBOQUANT,
     KVCacheDType,
@@ -24,7 +25,6 @@ from kvgen.spec.presets.quants import (
     turboquant,
 )
 from kvgen.spec.quant import Block, Quant
-from kvgen.spec.raised import preset
 from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense
 
