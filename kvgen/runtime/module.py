@@ -174,9 +174,10 @@ def _cubin(module: Module, file: str, entry: str, arch: str, cubins: str | None)
     if cubins:
         return find(read_folder(Path(cubins)), module.name, Path(file).stem, arch, text_digest(unit.text))
     if not jit_allowed():
+        packed = f", or pack {CUBINS}/ beside the package with a cubin for {arch}" if module.texts is None else ""
         raise DeviceError(
             f"{module.name}/{file}: KVGEN_NO_JIT is set and $KVGEN_CUBINS names no folder; run `kvgen compile -o DIR` and "
-            f"set KVGEN_CUBINS=DIR, or pack {CUBINS}/ beside the package with a cubin for {arch}"
+            f"set KVGEN_CUBINS=DIR{packed}"
         )
     ahead = "`kvgen compile -o DIR` compiles ahead, KVGEN_CUBINS=DIR uses it."
     with told(f"{module.name}/{Path(file).stem}", arch, "NVRTC, CUDA to machine code,", ahead):
