@@ -32,9 +32,10 @@ Settings are in `pyproject.toml` ([shipping](shipping.md) has package data):
 | environment variable | |
 |---|---|
 | `KVGEN_CACHE_DIR` | compiled kernels and objects of the CPU machine; default `$XDG_CACHE_HOME/kvgen`, else `~/.cache/kvgen` |
-| `KVGEN_CUBINS` | folder of `kvgen compile -o`: launchers take kernels from there, and refuse one of another text |
+| `KVGEN_CUBINS` | folder of `kvgen compile -o`: launchers take kernels from there that the folder `cubins` of their package does not have, and refuse one of another text |
 | `KVGEN_NO_JIT` | `1`: launchers compile nothing |
 | `KVGEN_CPU_MODE` | `fast`, `hardware` or `check`: which mistakes of kernels calls on host arrays report ([testing](testing.md#modes)); default `hardware`. `verify`, `bench` and `demo` run in `check` |
+| `KVGEN_PROGRESS` | `0`: no line on stderr where a process's first long compile in a call takes more than 2 seconds |
 
 <!-- Written by `python -m docpages` from the verbs' help. -->
 """

@@ -243,12 +243,12 @@ def _replace(folder: int, name: str, data: bytes) -> None:
 
 
 def is_temporary(path: AnyPath) -> bool:
-    """Whether a path has a name that files of kvgen have until they are written: `.<name>.<16 hexadecimal digits>`."""
+    """True for the name that a file of kvgen has until it is written: `.<name>.<16 hexadecimal digits>`."""
     return _TEMPORARY.fullmatch(os.path.basename(os.fspath(path))) is not None
 
 
 def is_left_over(path: AnyPath) -> bool:
-    """Whether a file is what a stopped write left behind: a temporary file by its name that no process holds."""
+    """True for a file that a stopped write left behind: a temporary file by its name, which no process holds."""
     if not is_temporary(path) or kind_of(path) != "file":
         return False
     try:
@@ -269,7 +269,7 @@ def is_left_over(path: AnyPath) -> bool:
 
 
 def remove_left_overs(root: Path, folder: str = "") -> None:
-    """Remove what stopped writes left behind in the folder `folder` of `root`, and not below it. Raises ToolError."""
+    """Remove the files that stopped writes left behind in the folder `folder` of `root`, not below it. Raises ToolError."""
     place = root / folder
     if link_below(root, folder) is None and kind_of(place) == "folder":
         for name in names_in(place):

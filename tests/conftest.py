@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import gc
+import os
 import re
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -22,6 +23,8 @@ settings.load_profile("kvgen")
 if hasattr(providers, "_get_local_constants"):
     setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
+
+os.environ.setdefault("KVGEN_PROGRESS", "0")  # a line on stderr after two seconds would depend on the machine's load
 
 _LEFT_OUT = pytest.StashKey[int]()
 

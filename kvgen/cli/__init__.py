@@ -24,12 +24,16 @@ def main() -> None:
 
 
 def _without_build(arguments: list[str], absent: list[str]) -> None:
-    """End the process where only the runtime is installed: the version, or what to install for the verb."""
+    """End the process where only the runtime is installed: the version, what `doctor` finds, or what to install for the verb."""
     if arguments[:1] in (["--version"], ["-V"]):
         from kvgen.version import __version__
 
         print(f"kvgen {__version__}")
         sys.exit(0)
+    if arguments[:1] == ["doctor"] and set(arguments[1:]) <= {"--json"}:
+        from kvgen.cli.doctor_text import report
+
+        sys.exit(report(as_json="--json" in arguments))
     verb = next((a for a in arguments if not a.startswith("-")), "")
     print(f"error: {needs_build(f'kvgen {verb}'.rstrip(), absent, extras_of(verb))}", file=sys.stderr)
     sys.exit(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,8 +18,8 @@ from kvgen.cli.bench_report import (
     traffic_table,
     work_table,
 )
-from kvgen.cli.console import Json, Selectors, at_least, console, print_json, say
-from kvgen.cli.progress import progress
+from kvgen.cli.console import Json, Selectors, at_least, print_json, say, tell
+from kvgen.cli.progress import Steps, progress
 
 if TYPE_CHECKING:
     from kvgen.bench import Measured, Workload
@@ -127,8 +127,10 @@ def bench(
         return
     from kvgen.bench import KNOWN
     from kvgen.cli.project import end, open_sets
+    from kvgen.runtime.cpu import require_host_compiler
 
     config, selection = open_sets(selectors=selectors)
+    require_host_compiler()
     chosen = selection.chosen
     works = _workloads(batch, tokens, new, workload, default=_sizes(chosen))
     with progress("counting", len(works) * sum(len(c.ops) for c in chosen)) as done:
@@ -186,21 +188,22 @@ def _print(found: list[tuple[str, Measured]], works: Sequence[Workload], lines: 
         new = sum(work.new)
         typer.echo(f"{work.name}: {len(work.totals)} request(s), {sum(work.totals)} tokens, {new} of them new")
     typer.echo("")
-    screen = console()
     shows = len(works) > 1
     if shows:
-        screen.print(sizes_table(found))
+        sizes_table(found).print()
         typer.echo("")
-    screen.print(traffic_table(found, shows))
+    traffic_table(found, shows).print()
     typer.echo("")
-    screen.print(work_table(found, shows))
+    work_table(found, shows).print()
     if any(m.separate for _, m in found):
-        typer.echo(f"\n{SEPARATE}")
-        screen.print(separate_table(found))
+        typer.echo("")
+        tell(SEPARATE)
+        separate_table(found).print()
     for name, m in found if lines else ():
         typer.echo(f"\n{kernel(name, m, shows)} ({m.entry}), by executed warp instructions")
-        screen.print(lines_table(m, lines))
-    say(f"\n{_closing()}")
+        lines_table(m, lines).print()
+    say()
+    say(_closing(), prose=True)
 
 
 def _sizes(chosen: Sequence[Chosen]) -> bool:
@@ -237,7 +240,7 @@ def _workloads(
     return tuple(dict.fromkeys(found))
 
 
-def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, done: Any) -> list[Measured]:
+def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, done: Steps) -> list[Measured]:
     """Every operation of a set that was chosen; `done` is called after each."""
     from kvgen.bench import KNOWN, Scene, measure
     from kvgen.cli.project import generated
@@ -247,6 +250,7 @@ def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, d
         scene = Scene(chosen.loaded.kernels, package, work)
         for op in chosen.loaded.kernels.ops:
             if op.name in chosen.ops:
+                done.at(f"{chosen.name}/{op.name} {work.name}")
                 # Nobody knows the fewest sectors of the others, a user's kernels among them: by name only, which says so.
                 found += measure(scene, op, arch) if op.kind in KNOWN or not chosen.whole else []
                 done()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from kvgen.cli.console import console, print_json, say
+from kvgen.cli.console import print_json, say
 from kvgen.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles
     from kvgen.bench.tiles import Tile
     from kvgen.cli.selection import Chosen
+    from kvgen.cli.table import Table
     from kvgen.compile import Job
     from kvgen.config import Config
     from kvgen.cycles.core import Placement
@@ -322,6 +323,7 @@ def bench_cycles(
         images = compile_many(jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
     with progress("replaying", len(images)) as done:
         for image in images:
+            done.at(f"{image.unit_name} {image.arch}")
             device = DEVICES[name] if name else reference(image.arch)
             assert device is not None
             device = device.measured(figures)
@@ -345,8 +347,7 @@ def bench_cycles(
 
 
 def _print(found: Sequence[Examined]) -> None:
-    screen = console()
-    screen.print(_table(found))
+    _table(found).print()
     for x in found:
         facts = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in x.facts.items() if n)
         waits = ", ".join(f"{why} {n:.0f}" for why, n in list(x.waits.items())[:4] if n >= 1)
@@ -362,7 +363,8 @@ def _print(found: Sequence[Examined]) -> None:
                     f"{x.kernel} {x.arch}: of a causal prompt of {PROMPT} rows the mask allows {100 * x.causal:.1f} % of the "
                     f"products: {100 * x.causal * x.products / x.trips[LATENCIES[0]]:.0f} % of the tensor pipes"
                 )
-    say(f"\n{_CLOSING}")
+    say()
+    say(_CLOSING, prose=True)
 
 
 def _object(x: Examined) -> dict[str, Any]:
@@ -399,25 +401,14 @@ def _step_lines(x: Examined) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[Examined]) -> Any:
-    from rich.table import Table
+def _table(found: Sequence[Examined]) -> Table:
+    from kvgen.cli.table import Table, numbers, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("kernel", "device"):
-        table.add_column(title, no_wrap=True)
-    numbers = (
-        "warps",
-        "instructions",
-        "issue",
-        *(f"trip at {n}" for n in LATENCIES),
-        "budget",
-        "of it",
-        "in flight, KB",
-    )
-    for title in (*numbers, "of reachable, %"):
-        table.add_column(title, justify="right")
+    trips = (f"trip at {n}" for n in LATENCIES)
+    titles = ("warps", "instructions", "issue", *trips, "budget", "of it", "in flight, KB", "of reachable, %")
+    table = Table((*words("kernel", "device"), *numbers(*titles)))
     for x in found:
-        table.add_row(x.kernel, x.device, *_row(x))
+        table.add(x.kernel, x.device, *_row(x))
     return table
 
 

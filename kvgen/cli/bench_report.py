@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from kvgen.cli.table import Column, Table, numbers, words
 
+if TYPE_CHECKING:
     from kvgen.bench import Measured, Workload
     from kvgen.bench.synthetic_batch import Group
 
@@ -22,15 +22,12 @@ _ROWS: Final[tuple[Group, ...]] = ("kv", "scales", "input", "output")
 _BESIDE: Final[tuple[Group, ...]] = ("tables", "weights")
 
 
-def _table(words: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    from rich.table import Table
+def _table(names: tuple[str, ...], figures: tuple[str, ...], *more: Column) -> Table:
+    return Table((*words(*names), *numbers(*figures), *more))
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in words:
-        table.add_column(title, no_wrap=True)
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
+
+def _prose(title: str) -> Column:
+    return Column(title, prose=True)
 
 
 def kernel(name: str, m: Measured, workload: bool = False) -> str:
@@ -40,13 +37,13 @@ def kernel(name: str, m: Measured, workload: bool = False) -> str:
 
 def sizes_table(found: Sequence[tuple[str, Measured]]) -> Table:
     """What every launch moves in all: the rows it takes and stores, and what tells where they go and what is done to them."""
-    numbers = ("rows", "requests", "blocks", "bytes", "sectors", "minimum", "ratio", "tables, weights", "minimum")
-    table = _table(("operation",), numbers)
+    figures = ("rows", "requests", "blocks", "bytes", "sectors", "minimum", "ratio", "tables, weights", "minimum")
+    table = _table(("operation",), figures)
     for name, m in found:
         sectors, minimum = m.total(*_ROWS)
         beside, least = m.total(*_BESIDE)
         x, y, z = m.grid
-        table.add_row(
+        table.add(
             kernel(name, m, True),
             f"{m.rows:,}",
             f"{m.requests:,}",
@@ -63,13 +60,12 @@ def sizes_table(found: Sequence[tuple[str, Measured]]) -> Table:
 
 def separate_table(found: Sequence[tuple[str, Measured]]) -> Table:
     """A fused append's sectors and those of the kernels in its place."""
-    table = _table(("operation",), ("rows", "fused", "kernels", "their sectors", "times"))
-    table.add_column("of which")
+    table = _table(("operation",), ("rows", "fused", "kernels", "their sectors", "times"), _prose("of which"))
     for name, m in found:
         if not m.separate:
             continue
         fused, apart = m.total(*_ROWS, *_BESIDE)[0], sum(p.sectors for p in m.separate)
-        table.add_row(
+        table.add(
             kernel(name, m, True),
             f"{m.rows:,}",
             f"{fused:,}",
@@ -87,7 +83,7 @@ def traffic_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Tabl
     for name, m in found:
         title = kernel(name, m, workload)
         for t in sorted(m.traffic, key=lambda t: -t.counted.bytes):
-            table.add_row(
+            table.add(
                 title,
                 t.group,
                 t.name,
@@ -103,11 +99,11 @@ def traffic_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Tabl
 
 def work_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Table:
     """What the blocks of every launch did."""
-    numbers = ("rows", "warp instructions", "a row", "shared requests", "ways", "worst", "bytes in flight")
-    table = _table(("operation", "arch"), numbers)
+    figures = ("rows", "warp instructions", "a row", "shared requests", "ways", "worst", "bytes in flight")
+    table = _table(("operation", "arch"), figures)
     for name, m in found:
         c = m.counters
-        table.add_row(
+        table.add(
             kernel(name, m, workload),
             m.arch,
             f"{m.rows:,}",
@@ -123,7 +119,7 @@ def work_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Table:
 
 def lines_table(m: Measured, count: int) -> Table:
     """The busiest lines of CUDA."""
-    numbers = (
+    figures = (
         "warp instructions",
         "share",
         "requests",
@@ -133,13 +129,12 @@ def lines_table(m: Measured, count: int) -> Table:
         "ways",
         "worst",
     )
-    table = _table(("line",), numbers)
-    table.add_column("buffers")
+    table = _table(("line",), figures, _prose("buffers"))
     total = m.counters.warp_instructions
     busiest = sorted(m.counters.lines, key=lambda line: -line.warp_instructions)[:count]
     for line in busiest:
         t, s = line.traffic, line.shared
-        table.add_row(
+        table.add(
             line.source,
             f"{line.warp_instructions:,}",
             f"{line.warp_instructions / total:.1%}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,7 @@ def check(
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.sync import findings
+    from kvgen.runtime.module import CUBINS
 
     if wheel is not None:
         _check_wheel(wheel, selectors, as_json)
@@ -55,8 +57,12 @@ def check(
     project = open_project(selectors=selectors)
     names = project.names if selectors or project.broken else None
     found = [dataclasses.replace(f, path=project.shown(f.path)) for f in findings(project, names)]
+    command = mend(found)
+    if any(f.mend == "cubins" for f in found):
+        folder = named((project.config.out / CUBINS).relative_to(project.config.root).as_posix())
+        command = " && ".join(filter(None, (command, f"kvgen compile -o {folder}")))
     fine = f"{len(project.chosen)} set(s), {len(project.files)} files: in step with the specs"
-    _report(project, found, mend(found), as_json, fine)
+    _report(project, found, command, as_json, fine)
 
 
 def _check_wheel(wheel: Path, selectors: list[str] | None, as_json: bool) -> None:
@@ -66,15 +72,25 @@ def _check_wheel(wheel: Path, selectors: list[str] | None, as_json: bool) -> Non
     project = open_project()  # all sets: those that are in the wheel are checked whether they were named or not
     must = open_project(selectors=selectors).names if selectors else None
     checked = check_wheel(wheel, project, must)
-    _report(project, checked.findings, checked.mend, as_json, f"{len(checked.sets)} set(s) in {named(wheel)}: complete")
+    fine = f"{len(checked.sets)} set(s) in {named(wheel)}: complete; {checked.cubins}"
+    _report(project, checked.findings, checked.mend, as_json, fine, checked.facts)
 
 
-def _report(project: Project, found: list[Finding], command: str | None, as_json: bool, fine: str) -> None:
+def _report(
+    project: Project,
+    found: list[Finding],
+    command: str | None,
+    as_json: bool,
+    fine: str,
+    facts: Mapping[str, int] | None = None,
+) -> None:
     """Print what was found, or that all is `fine`; exits 2 where a spec does not load, 1 where something was found."""
     if as_json:
         items = [{"path": f.path, "state": f.state, "note": f.note} for f in found]
         broken = [{"spec": b.source, "message": b.message} for b in project.broken]
-        print_json({"ok": not found and not broken, "findings": items, "mend": command, "broken": broken})
+        print_json(
+            {"ok": not found and not broken, "findings": items, "mend": command, "broken": broken, **(facts or {})}
+        )
     elif found:
         width = max(len(named(f.path)) for f in found)
         for finding in found:

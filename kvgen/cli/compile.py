@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.console import Json, Selectors, console, print_json, say
-from kvgen.cli.progress import progress
+from kvgen.cli.console import Json, Selectors, print_json, say
+from kvgen.cli.progress import Steps, progress
 from kvgen.files import named
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def compile_kernels(
     refused: CompileError | None = None
     with progress("compiling", len(batch.jobs)) as done:
         try:
-            images = compile_many(batch.jobs, cache=default_cache(), progress=lambda _: done(), origin=project.origin)
+            images = compile_many(
+                batch.jobs, cache=default_cache(), progress=lambda image: _compiled(done, image), origin=project.origin
+            )
         except CompileError as error:
             images, refused = error.images if isinstance(error, UnitsError) else [], error
     if refused:
@@ -133,6 +135,12 @@ def compile_kernels(
         names = ", ".join(f"{i.unit_name} {i.arch}" for i in spilling)
         typer.echo(f"{len(spilling)} of {len(images)} kernels spill registers: {names}", err=True)
         raise typer.Exit(1)
+
+
+def _compiled(done: Steps, image: Image) -> None:
+    """A kernel more: the bar names it."""
+    done.at(f"{image.unit_name} {image.arch}")
+    done()
 
 
 def _show_refused(
@@ -216,6 +224,7 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
     sources = {unit.name: unit.text for unit, *_ in batch.jobs}
     with progress("disassembling", len(chosen)) as done:
         for item in chosen:
+            done.at(item.name)
             own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
             text = record(item.loaded.kernels, own, batch.digests, batch.kernels, sources)
             write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
@@ -256,30 +265,24 @@ def _print_json(images: list[Image], batch: _Batch, folder: Path | None, refused
 
 
 def _print_table(images: list[Image], batch: _Batch) -> None:
-    from rich.table import Table
-
     from kvgen.cli.resources_json import installed
+    from kvgen.cli.table import Column, Table, numbers, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("arch", no_wrap=True)
-    for title in ("registers", "shared", "spills", "seconds"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("")
+    titles = numbers("registers", "shared", "spills", "seconds")
+    table = Table((*words("kernel", "arch"), *titles, Column("", spare=True)))
     for image in images:
         assert image.resources is not None
         shared = image.resources.static_shared + batch.kernels[image.unit_name].shared_on(image.arch)
-        spills = _spills(image)
-        table.add_row(
+        table.add(
             image.unit_name,
             image.arch,
             str(image.resources.registers),
             str(shared),
-            f"[red]{spills}[/red]" if spills else "0",
+            str(_spills(image)),
             f"{image.seconds:.3f}",
             "cached" if image.cached else "",
         )
-    console().print(table)
+    table.print(mark="spills")
     fresh = sum(not image.cached for image in images)
     say(f"\n{len(images)} cubins, NVRTC {installed()}: {fresh} compiled, {len(images) - fresh} from the cache")
     for image in images:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,6 +16,7 @@ from kvgen.cli.settings import settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LEAST_WIDTH: Final = 40
 _PIPE_WIDTH: Final = 160  # rich assumes 80 columns where there is no terminal, and would cut names
 
 
@@ -66,15 +69,43 @@ def console() -> Console:
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is, at least 40; None where it is none."""
+    if not sys.stdout.isatty():
+        return None
+    given = os.environ.get("COLUMNS", "")
+    try:
+        return max(
+            _LEAST_WIDTH, int(given) if given.isdigit() else os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        )
+    except OSError:
+        return 80
+
+
+def broken(text: str, indent: int = 0) -> str:
+    """Prose in lines that fit the terminal that stdout is, further ones `indent` columns to the right; one line elsewhere."""
+    width = terminal_width()
+    if width is None:
+        return text
+    space = " " * indent
+    lines = textwrap.wrap(text, width, subsequent_indent=space, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def tell(text: str, indent: int = 0) -> None:
+    """Prose on stdout, broken between words where that is a terminal."""
+    typer.echo(broken(text, indent))
+
+
 def print_json(value: Any) -> None:
     """JSON on stdout, keys in the order given."""
     typer.echo(json.dumps(value, indent=2))
 
 
-def say(text: str = "") -> None:
-    """A line on stdout that is no finding and no answer; left out with -q."""
+def say(text: str = "", *, prose: bool = False) -> None:
+    """A line on stdout that is no finding and no answer; left out with -q. Prose is broken between words."""
     if not settings().quiet:
-        typer.echo(text)
+        tell(text) if prose else typer.echo(text)
 
 
 def warn(text: str) -> None:

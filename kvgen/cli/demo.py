@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvgen.cli.console import console
+from kvgen.cli.console import tell
 from kvgen.cli.progress import progress
 from kvgen.files import named
 
@@ -59,10 +59,13 @@ def demo(
     """
     from kvgen.cli.demo_steps import run
     from kvgen.errors import ConfigError
+    from kvgen.runtime.cpu import require_host_compiler
 
     if output is not None and not _empty(output):
         raise ConfigError(f"-o: got {named(output)!r}, which is there and not empty; give a new folder")
     ordinal = _gpu(device)
+    if ordinal is None:
+        require_host_compiler()
     place = tempfile.TemporaryDirectory(prefix="kvgen-demo-") if output is None else nullcontext(str(output))
     with place as folder:
         project = _build(Path(folder))
@@ -123,9 +126,10 @@ def _build(folder: Path) -> Project:
     for file in project.files.values():
         write_file(project.config.out, file)
     kernels = project.sets[0].kernels
-    typer.echo(
+    tell(
         f"spec      {models.EXAMPLE} -> specs/{SET}.py: {kernels.q_heads} query heads over {kernels.kv.kv_heads} "
-        f"KV heads of {kernels.kv.head_dim}, {kernels.kv.dtype}, pages of {kernels.kv.page_tokens} tokens"
+        f"KV heads of {kernels.kv.head_dim}, {kernels.kv.dtype}, pages of {kernels.kv.page_tokens} tokens",
+        indent=10,
     )
     lines = sum(file.text.count("\n") for path, file in project.files.items() if path.endswith((".cu", ".cuh")))
     typer.echo(f"build     {len(project.files)} files, {lines} lines of CUDA")
@@ -138,43 +142,38 @@ def _compile(project: Project) -> dict[str, Image]:
     from kvgen.compile import Job, compile_many
 
     jobs: list[Job] = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
+    names = iter([f"{unit.name} {_ARCH}" for unit, *_ in jobs[1:]])
     with progress("compiling", len(jobs)) as done:
-        images = compile_many(jobs, cache=None, workers=1, origin=project.origin, progress=lambda _: done())
+        done.at(f"{jobs[0][0].name} {_ARCH}")
+
+        def next_one(_: Image) -> None:
+            done()
+            done.at(next(names, ""))
+
+        images = compile_many(jobs, cache=None, workers=1, origin=project.origin, progress=next_one)
     total = sum(image.seconds for image in images)
-    typer.echo(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s")
+    tell(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s", indent=10)
     return {image.unit_name.partition("/")[2]: image for image in images}
 
 
 def _print_results(outcomes: list[Outcome], images: dict[str, Image]) -> None:
-    from rich.table import Table
+    from kvgen.cli.table import Table, numbers, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("kernel")
-    for title in (
-        "launches",
-        "rows",
-        "largest error",
-        "of its bound",
-        "bytes moved",
-        "minimum",
-        "compile",
-        "registers",
-    ):
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = ("launches", "rows", "largest error", "of its bound", "bytes moved", "minimum", "compile", "registers")
+    table = Table((*words("kernel"), *numbers(*titles)))
     for o in outcomes:
         image = images[o.kernel]
-        moved = _NOT_HERE if o.moved is None else f"{o.moved:,} ({o.moved / o.minimum:.2f}x)"
-        table.add_row(
+        table.add(
             o.kernel,
             str(o.launches),
             str(o.rows),
             f"{o.error:.2g}" if o.error else "0",
             f"{o.share:.0%}" if o.share else "exact" if o.right else "none allowed",
-            moved,
+            _NOT_HERE if o.moved is None else f"{o.moved:,} ({o.moved / o.minimum:.2f}x)",
             f"{o.minimum:,}",
             f"{image.seconds:.2f} s",
             str(image.resources.registers if image.resources else _NOT_HERE),
         )
     typer.echo("")
-    console().print(table)
+    table.print()
     typer.echo("")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvgen.bench import Scene, Workload, call_of, minimum_sectors
 from kvgen.bench.measure import planned
 from kvgen.bench.synthetic_batch import LAYER, aligned
+from kvgen.cli.console import tell
 from kvgen.cli.progress import progress
 from kvgen.cli.project import Project, generated
 from kvgen.runtime import describe
@@ -164,7 +165,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
 
     where = "the CPU machine (the compiled PTX, every access checked)" if gpu is None else f"GPU {gpu}"
     prompts = ", ".join(map(str, PROMPTS))
-    typer.echo(f"run       on {where}: prompts of {prompts} tokens, then {STEPS} steps of one token each")
+    tell(f"run       on {where}: prompts of {prompts} tokens, then {STEPS} steps of one token each", indent=10)
     kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
     ops = {kind: [op for op in kernels.ops if op.kind == kind and not _other_form(op)] for kind in _ORDER}
     outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
@@ -182,9 +183,11 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
             totals = tuple(prompt + step for prompt in PROMPTS)
             scene = batch.scene.at(Workload(f"step {step}", totals, new))
             for op in (*stored, *ops["decode" if step else "extend"]):
+                done.at(f"{name}/{op.name}")
                 _one(batch, scene, op, outcomes[op.name])
                 done()
         for op in ops["gather"]:
+            done.at(f"{name}/{op.name}")
             _one(batch, scene, op, outcomes[op.name])
             done()
         if gpu is None:

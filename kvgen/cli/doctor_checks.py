@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from kvgen.cli.settings import settings
 from kvgen.errors import ConfigError, DeviceError, KvgenError
-from kvgen.extras import BUILD
+from kvgen.extras import BUILD, missing
 from kvgen.runtime.cpu_mode import environment_mode
 
 if TYPE_CHECKING:
@@ -43,14 +43,17 @@ def examine() -> Iterator[Finding]:
     """Every check, as it is made."""
     yield from _python()
     yield from _packages()
-    yield from _project()
+    runtime_alone = bool(missing(BUILD))
+    yield from _no_project() if runtime_alone else _project()
     image = None
     try:
         yield _nvrtc()
         image = _probe()
     except KvgenError as error:
-        yield Finding("NVRTC", "broken", str(error))
+        level: Level = "note" if runtime_alone and os.environ.get("KVGEN_CUBINS") else "broken"
+        yield Finding("NVRTC", level, str(error))
     yield Finding("CUDA headers", "ok", "none needed: generated kernels include only what is generated")
+    yield from _cubins()
     yield _cache()
     yield _sass(image)
     gpu = _gpu()
@@ -74,8 +77,37 @@ def _packages() -> Iterator[Finding]:
             if sys.platform == "darwin" and name in _MAC_LACKS:
                 yield Finding(name, "note", "not on macOS: build, check, diff and show work; compile and run elsewhere")
             else:
+                if name in BUILD:
+                    without = "generated kernels run without it"
+                    yield Finding(
+                        name, "note", f"not installed; pip install 'kvgen[build]' for every verb but this; {without}"
+                    )
+                    continue
                 extra = "kvgen[cu13]" if name == "cuda-bindings" else name
                 yield Finding(name, "broken", f"not installed; pip install '{extra}'")
+
+
+def _no_project() -> Iterator[Finding]:
+    yield Finding(
+        "project", "note", "not looked at: specs and templates need kvgen[build]; generated packages run without"
+    )
+
+
+def _cubins() -> Iterator[Finding]:
+    """The folder that KVGEN_CUBINS names, where it names one."""
+    from kvgen.compile import read_folder
+
+    folder = os.environ.get("KVGEN_CUBINS")
+    if not folder:
+        return
+    try:
+        manifest = read_folder(Path(folder))
+    except KvgenError as error:
+        yield Finding("cubins", "broken", f"KVGEN_CUBINS: {error}")
+        return
+    archs = ", ".join(sorted({e.arch for e in manifest.entries})) or "no architecture"
+    count = f"{len(manifest.entries)} cubins of {len({e.set for e in manifest.entries})} set(s)"
+    yield Finding("cubins", "ok", f"KVGEN_CUBINS={folder}: {count} for {archs}")
 
 
 def _project() -> Iterator[Finding]:
@@ -106,19 +138,19 @@ def _project() -> Iterator[Finding]:
 
 
 def _nvrtc() -> Finding:
-    from kvgen.cli.resources_json import installed
-    from kvgen.compile import ARCHS, supported_archs
+    from kvgen.compile import ARCHS, nvrtc_version, supported_archs
     from kvgen.config import find_config
 
-    archs = supported_archs()
+    archs, installed = supported_archs(), "{}.{}".format(*nvrtc_version())
     lacking = [a for a in ARCHS if a not in archs]
     pin = None
-    with contextlib.suppress(ConfigError):
-        pin = find_config(settings().project).nvrtc
-    detail = f"{installed()}: {', '.join(archs)}"
+    if not missing(BUILD):
+        with contextlib.suppress(ConfigError):
+            pin = find_config(settings().project).nvrtc
+    detail = f"{installed}: {', '.join(archs)}"
     if lacking:
         return Finding("NVRTC", "note", f"{detail}; not {', '.join(lacking)}: pip install -U nvidia-cuda-nvrtc")
-    if pin and pin != installed():
+    if pin and pin != installed:
         return Finding("NVRTC", "note", f"{detail}; [tool.kvgen] pins {pin}, so `compile --record` refuses")
     return Finding("NVRTC", "ok", detail)
 

@@ -138,7 +138,23 @@ def init(
         raise ConfigError(f"-o: {shown} exists already; give another name, or --force to overwrite it")
     _check_names(output, text)
     write_inside(output.parent, output.name, text.encode())
-    say(f"wrote {shown}; next: kvgen build {output.stem}")
+    say(f"wrote {shown}; next: {_next(output)}")
+
+
+def _next(output: Path) -> str:
+    """What makes kernels of a spec that was just written: a build finds it in the project's folder of specs alone."""
+    from kvgen.cli.settings import settings
+    from kvgen.config import find_config
+    from kvgen.errors import ConfigError
+    from kvgen.files import named
+
+    try:
+        config = find_config(settings().project)
+    except ConfigError:
+        return "`kvgen new DIR` makes a project; move the spec into its specs/, and run `kvgen build` there"
+    if output.parent.resolve() == config.specs:
+        return f"kvgen build {output.stem}"
+    return f"move it into {named(config.specs)}, where `kvgen build` looks for specs, then kvgen build {output.stem}"
 
 
 def _check_names(output: Path, text: str) -> None:

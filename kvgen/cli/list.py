@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.console import Json, Selectors, console, print_json
+from kvgen.cli.console import Json, Selectors, print_json
 
 if TYPE_CHECKING:
     from kvgen.spec.loader import LoadedSet
@@ -96,14 +96,11 @@ def _summary(doc: str) -> str:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from kvgen.cli.table import Column, Table, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("set", "heads", "stored", "layout", "architectures"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("operations", overflow="fold")
+    table = Table((*words("set", "heads", "stored", "layout", "architectures"), Column("operations", prose=True)))
     for row in rows:
-        table.add_row(
+        table.add(
             row["set"],
             "none" if row["q_heads"] is None else f"{row['q_heads']}/{row['kv_heads']} x {row['head_dim']}",
             f"{row['state_bytes']} bytes" if row.get("state_bytes") else row["quant"] or row["dtype"],
@@ -112,7 +109,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             " ".join(row["ops"]),
         )
     if rows:
-        console().print(table)
+        table.print()
     else:
         typer.echo("no sets; `kvgen init --from config.json -o specs/model.py` writes a spec")
 
@@ -131,13 +128,10 @@ def _print_presets(as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(("preset", "about", "needs", "takes"), row, strict=True)) for row in rows])
         return
-    from rich.table import Table
-    from rich.text import Text
+    from kvgen.cli.table import Column, Table, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("preset", no_wrap=True)
-    table.add_column(Text("fields, those with a default in brackets"), max_width=48)
-    table.add_column("what")
+    fields_column = Column("fields, those with a default in brackets", prose=True, most=48)
+    table = Table((*words("preset"), fields_column, Column("what", prose=True)))
     for name, about, needs, takes in rows:
-        table.add_row(name, Text(" ".join([*needs, *(f"[{field}]" for field in takes)])), Text(about))
-    console().print(table)
+        table.add(name, " ".join([*needs, *(f"[{field}]" for field in takes)]), about)
+    table.print()

@@ -16,6 +16,10 @@ _PYPROJECT: Final = """\
 specs = "specs"
 out = "generated"
 requires = ">={version}"
+
+# In a wheel the CUDA text, and cubins of `kvgen compile -o generated/cubins`, are package data.
+[tool.setuptools.package-data]
+"*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]
 """
 _SPEC: Final = f'''\
 """A small cache to begin with: 8 query heads over 2 KV heads of 64 in bf16, pages of 16 tokens."""

@@ -11,13 +11,15 @@ from kvgen.cli.ondisk import CRLF, distrusted, in_its_place, names_on_disk, read
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.resources_json import edited as record_edited
 from kvgen.cli.resources_json import is_recorded, problem
-from kvgen.codegen.emit import banner_digest, body_digest, body_of
+from kvgen.codegen.emit import banner_digest, body_digest, body_of, kernel_files
 from kvgen.codegen.sets_page import PATH as PAGE
+from kvgen.compile import Manifest, read_folder, text_digest
 from kvgen.errors import ToolError
 from kvgen.files import Kind, is_left_over, is_temporary, kind_of, named
+from kvgen.runtime.module import CUBINS
 
 State = Literal["missing", "extra", "stale", "edited"]
-Mend = Literal["build", "record", "move"]
+Mend = Literal["build", "record", "cubins", "move"]
 
 # A user may turn the output folder into a regular package and tell git about it; those files are none of kvgen's business.
 _USERS: Final = ("__init__.py", "py.typed", ".gitattributes", ".gitignore")
@@ -28,7 +30,8 @@ _PLACE: Final = "a folder is in its place; move it out of this folder"
 class Finding:
     """One name that is not what the specs give: its path below the output folder, and what mends it.
 
-    `mend` is `kvgen build`, `kvgen compile --record`, or the user ("move") where kvgen wrote nothing of the kind.
+    `mend` is `kvgen build`, `kvgen compile --record`, `kvgen compile -o` of the folder of cubins, or the user ("move") where
+    kvgen wrote nothing of the kind.
     `by_hand` says that somebody's work would be lost, so that the command needs --force.
     """
 
@@ -93,6 +96,39 @@ def _compare_record(project: Project, name: str) -> Finding | None:
     return Finding(shown, state, note, "record", by_hand=state == "edited" and note != CRLF)
 
 
+def cubins_of(project: Project) -> Manifest | None:
+    """The folder of cubins beside a project's sets, which packages of it look in first. None where there is none."""
+    folder = project.config.out / CUBINS
+    return read_folder(folder) if kind_of(folder / "manifest.json") != "missing" else None
+
+
+def without_cubin(project: Project, manifest: Manifest, names: Collection[str]) -> Iterator[tuple[str, str, bool]]:
+    """(set/kernel, architecture, whether there is one of another text) of each kernel of these sets that has no cubin."""
+    for s in project.sets:
+        digests = {unit.name: text_digest(unit.text) for unit in project.units[s.kernels.name]}
+        for kernel, archs in kernel_files(s) if s.kernels.name in names else ():
+            for arch in archs:
+                entry = manifest.entry(s.kernels.name, kernel.name, arch)
+                if entry is None or entry.digest != digests[f"{s.kernels.name}/{kernel.name}"]:
+                    yield f"{s.kernels.name}/{kernel.name}", arch, entry is not None
+
+
+def _compare_cubins(project: Project) -> Finding | None:
+    """The cubins beside the sets, where one was made of another text: launchers would refuse it."""
+    shown = f"{CUBINS}/manifest.json"
+    try:
+        manifest = cubins_of(project)
+    except ToolError as error:
+        return Finding(shown, "edited", str(error), "cubins")
+    if manifest is None:
+        return None
+    stale = [f"{name} {arch}" for name, arch, old in without_cubin(project, manifest, project.names) if old]
+    if not stale:
+        return None
+    more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+    return Finding(shown, "stale", f"{stale[0]}{more}: compiled from another text", "cubins")
+
+
 def _extra(out: Path, path: str, kind: Kind, sources: Collection[str]) -> Finding | None:
     """A name that no spec gives; None where it is bytecode that Python keeps in step with one of the `sources`."""
     source = source_of(path)
@@ -117,7 +153,12 @@ def findings(project: Project, sets: set[str] | None = None) -> list[Finding]:
 
     def wanted(path: str) -> bool:
         top = path.split("/", 1)[0]
-        return sets is None or top in sets or path in ("device", PAGE) or (top == "device" and path in project.files)
+        return (
+            sets is None
+            or top in sets
+            or path in ("device", PAGE, f"{CUBINS}/manifest.json")
+            or (top == "device" and path in project.files)
+        )
 
     return sorted((f for f in _all(project, wanted) if wanted(f.path)), key=lambda f: f.path)
 
@@ -140,7 +181,12 @@ def _all(project: Project, wanted: Callable[[str], bool]) -> Iterator[Finding]:
         found = None if name in astray else _compare_record(project, name)
         if found:
             yield found
+    cubins = _compare_cubins(project)
+    if cubins:
+        yield cubins
     known = {*project.files, *records, *astray}
+    if kind_of(out / CUBINS / "manifest.json") == "file":
+        known.add(CUBINS)
     folders = {parent.as_posix() for path in known for parent in PurePosixPath(path).parents}
     sources = known | {path for path in _USERS if kind_of(out / path) == "file"}
     for path, kind in names_on_disk(out):

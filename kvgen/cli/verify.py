@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kvgen.cli.console import Selectors, at_least, console, print_json, say
-from kvgen.cli.progress import progress
+from kvgen.cli.console import Selectors, at_least, broken, print_json, say
+from kvgen.cli.progress import Steps, progress
 from kvgen.files import named
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from kvgen.cli.table import Table
     from kvgen.cli.verify_sets import Verified
     from kvgen.verify.bandwidth import Reading
     from kvgen.verify.calibrate import Calibration
@@ -149,6 +148,9 @@ def _on_gpu(
 
 def _on_cpu(sets: Sequence[Verified], quick: bool, seed: int, said: Callable[[dict[str, Any]], None]) -> _Found:
     """Every set on the CPU machine, in this process; the bar advances by kernels."""
+    from kvgen.runtime.cpu import require_host_compiler
+
+    require_host_compiler()
     found = _Found({"name": "CPU machine"}, [])
     said(found.facts)
     with progress("verifying", sum(len(its.ops) for its in sets)) as done:
@@ -157,7 +159,7 @@ def _on_cpu(sets: Sequence[Verified], quick: bool, seed: int, said: Callable[[di
     return found
 
 
-def _set(its: Verified, quick: bool, seed: int, done: Callable[[], None]) -> SetResult:
+def _set(its: Verified, quick: bool, seed: int, done: Steps) -> SetResult:
     """Every kernel of a set that was chosen, on the CPU machine."""
     from kvgen.verify.memory import HostMemory
     from kvgen.verify.results import KernelResult, SetResult
@@ -169,6 +171,7 @@ def _set(its: Verified, quick: bool, seed: int, done: Callable[[], None]) -> Set
         result = SetResult(its.name, arch or _NONE, *its.digest())
         verifier = Verifier(kernels, package, HostMemory(), seed, quick)
         for op in (op for op in kernels.ops if op.name in its.ops):
+            done.at(f"{its.name}/{op.name} {arch}")
             if arch:
                 result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
                 result.kernels.append(verifier.run(op))
@@ -212,7 +215,7 @@ def _print(ran: _Found, summary: dict[str, int]) -> None:
         readings = ", ".join(f"{r.gb_s:.0f} ({r.nbytes / 2**20:.0f} MiB)" for r in bandwidth)
         typer.echo(f"read bandwidth of this GPU, GB/s: {readings}")
     typer.echo("")
-    console().print(_table(sets, times=bool(bandwidth)))
+    _table(sets, times=bool(bandwidth)).print()
     wrong = [(s, k) for s in sets for k in s.kernels if k.status == "wrong"]
     for s, k in wrong:
         typer.echo("")
@@ -225,27 +228,24 @@ def _print(ran: _Found, summary: dict[str, int]) -> None:
     for s in sets:
         for k in s.kernels:
             if k.why:
-                say(f"{s.name}/{k.name}: {k.why}")
+                say(f"{s.name}/{k.name}: {k.why}", prose=True)
         if not s.in_step:
-            say(f"{s.name}: its generated files are not what the spec gives; `kvgen check` shows where")
+            say(f"{s.name}: its generated files are not what the spec gives; `kvgen check` shows where", prose=True)
     launches = f"{summary['cases']} launches, {summary['hostile']} of them on hostile data"
     verdict = f"{summary['wrong']} wrong" if summary["wrong"] else "all right"
     typer.echo("")
     typer.secho(
-        f"{summary['kernels']} kernel(s), {launches}, {summary['not_run']} kernel(s) not run: {verdict}",
+        broken(f"{summary['kernels']} kernel(s), {launches}, {summary['not_run']} kernel(s) not run: {verdict}"),
         fg="red" if summary["wrong"] else "green",
     )
 
 
 def _table(sets: list[SetResult], *, times: bool) -> Table:
-    from rich.table import Table
+    from kvgen.cli.table import Table, numbers, words
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("kernel", "arch", "status"):
-        table.add_column(title, no_wrap=True)
-    numbers = ("batches", "largest error", "of its bound", "hostile", "as expected")
-    for title in (*numbers, *(("workload", "us", "GB/s", "of read") if times else ())):
-        table.add_column(title, justify="right", no_wrap=True)
+    timed = ("workload", "us", "GB/s", "of read") if times else ()
+    titles = ("batches", "largest error", "of its bound", "hostile", "as expected", *timed)
+    table = Table((*words("kernel", "arch", "status"), *numbers(*titles)))
     for s in sets:
         for k in s.kernels:
             first = _cells(s, k)
@@ -253,7 +253,7 @@ def _table(sets: list[SetResult], *, times: bool) -> Table:
                 (t.workload, f"{t.us:.1f}", f"{t.gb_s:.0f}", f"{t.percent:.0f}%") for t in k.timed
             ]
             for row in rows or [(_NONE,) * 4 if times else ()]:
-                table.add_row(*first, *row)
+                table.add(*first, *row)
                 first = ("",) * len(first)
     return table
 

@@ -9,7 +9,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,10 @@ from typing import Final
 from kvgen.cli.ondisk import LIMIT, read_generated, source_of
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.sync import Finding, difference
-from kvgen.codegen.emit import banner_digest
+from kvgen.codegen.emit import banner_digest, kernel_files
 from kvgen.errors import ToolError
 from kvgen.files import Kind, kind_of, named, opened
-from kvgen.runtime.module import PACKAGE_DATA
+from kvgen.runtime.module import CUBINS, PACKAGE_DATA
 
 _WHEEL_LIMIT: Final = 1 << 30  # bytes of the file, and of all that is read out of it
 _NAMES_LIMIT: Final = 1 << 17
@@ -30,7 +30,7 @@ _SETUPTOOLS: Final = PACKAGE_DATA.replace("] ", "]\n", 1)
 _PACKED: Final = {  # the line that has a backend pack such files, by the first word of a wheel's Generator
     "setuptools": _SETUPTOOLS,
     "bdist_wheel": _SETUPTOOLS,
-    "hatchling": '[tool.hatch.build.targets.wheel]\nartifacts = ["*.cu", "*.cuh", "resources.json"]',
+    "hatchling": '[tool.hatch.build.targets.wheel]\nartifacts = ["*.cu", "*.cuh", "*.cubin", "*.json"]',
     "poetry-core": '[tool.poetry]\ninclude = [{{ path = "{out}/**/*", format = "wheel" }}]',
 }
 _FOUND: Final = (  # device/ and include/ have no __init__.py: packages to setuptools only where namespaces are looked for
@@ -62,11 +62,28 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is wrong with a wheel, the sets that it has, and the lines of pyproject.toml that mend what is missing."""
+    """What is wrong with a wheel, the sets that it has, the lines of pyproject.toml that mend what is missing, and of how many
+    kernels and architectures there is a cubin in it, or none."""
 
     findings: list[Finding]
     sets: list[str]
     mend: str | None
+    with_cubin: int = 0
+    without_cubin: int = 0
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The counts, for programs."""
+        return {"with_cubin": self.with_cubin, "without_cubin": self.without_cubin}
+
+    @property
+    def cubins(self) -> str:
+        """The counts in words."""
+        every = self.with_cubin + self.without_cubin
+        if not self.without_cubin:
+            return f"{every} cubins, one a kernel and architecture"
+        said = f"{self.without_cubin} of {every} kernels, counted by architecture, have no cubin in it"
+        return f"{said}: NVRTC compiles them at the first launch"
 
 
 def check_wheel(path: Path, project: Project, sets: set[str] | None) -> Checked:
@@ -119,6 +136,7 @@ def _roots(wheel: Wheel, project: Project) -> list[str]:
 
 def _compare(wheel: Wheel, project: Project, sets: set[str] | None) -> Checked:
     roots, found, have = _roots(wheel, project), list[Finding](), set[str]()
+    every = lacking = 0
     if not roots:
         out = project.config.package.replace(".", "/")
         found.append(Finding(f"{out}/", "missing", "no generated package of this project is in the wheel", "move"))
@@ -127,7 +145,41 @@ def _compare(wheel: Wheel, project: Project, sets: set[str] | None) -> Checked:
         present = sorted((tops & {s.kernels.name for s in project.sets}) | (sets or set()))
         have |= set(present)
         found += _differences(wheel, project, root, {"device", *present})
-    return Checked(sorted(found, key=lambda f: f.path), sorted(have), _mend(wheel, project, found))
+        wrong, none = _cubins(wheel, project, root, present)
+        found += wrong
+        every += sum(len(archs) for s in project.sets if s.kernels.name in present for _, archs in kernel_files(s))
+        lacking += none
+    mend = _mend(wheel, project, found)
+    return Checked(sorted(found, key=lambda f: f.path), sorted(have), mend, every - lacking, lacking)
+
+
+def _cubins(wheel: Wheel, project: Project, root: str, names: Collection[str]) -> tuple[list[Finding], int]:
+    """Findings about the cubins beside the sets in a wheel, and how many kernels of these sets, by architecture, have none."""
+    from kvgen.cli.sync import cubins_of, without_cubin
+    from kvgen.compile import Manifest, parse_manifest
+
+    folder = f"{root}{CUBINS}"
+    manifest, own = Manifest(Path(folder), ()), cubins_of(project)
+    found = []
+    if f"{folder}/manifest.json" in wheel.files:
+        try:
+            text = wheel.text(f"{folder}/manifest.json")
+            manifest = parse_manifest(Path(folder), (text or "").encode())
+        except ToolError as error:
+            found.append(Finding(f"{folder}/manifest.json", "edited", str(error), "move"))
+    elif own is not None and own.entries:
+        found.append(Finding(f"{folder}/manifest.json", "missing", "the project has it, the wheel lacks it", "move"))
+    have = tuple(entry for entry in manifest.entries if f"{folder}/{entry.file}" in wheel.files)
+    for entry in manifest.entries:
+        if entry not in have:
+            note = "the manifest beside it names it, the wheel lacks it"
+            found.append(Finding(f"{folder}/{entry.file}", "missing", note, "move"))
+    lacking = list(without_cubin(project, Manifest(Path(folder), have), names))
+    for name, arch, old in lacking:
+        if old:
+            note = "compiled from another text: launchers refuse it; compile anew, then build the wheel"
+            found.append(Finding(f"{folder}/{name}.{arch}.cubin", "stale", note, "move"))
+    return found, len(lacking)
 
 
 def _differences(wheel: Wheel, project: Project, root: str, tops: set[str]) -> Iterator[Finding]:
@@ -160,13 +212,16 @@ def _mend(wheel: Wheel, project: Project, found: list[Finding]) -> str | None:
     missing = [f.path for f in found if f.state == "missing"]
     if not found:
         return None
+    out = project.config.out.relative_to(project.config.root)
+    if not missing and all(f"/{CUBINS}/" in f"/{f.path}" for f in found):
+        return f"kvgen compile -o {out.as_posix()}/{CUBINS}, then build the wheel"
     if not missing:
         return "kvgen build, then build the wheel from a clean folder"
-    out = project.config.out.relative_to(project.config.root)
     lines = []
     if any("/device/" not in f"/{path}" and "/include/" not in path for path in missing):
         lines.append(_PACKED.get(wheel.generator, ""))
-    if _PACKED.get(wheel.generator) == _SETUPTOOLS and not any(path.endswith(".cu") for path in missing):
+    unfound = any("/device/" in f"/{path}" or "/include/" in path for path in missing)
+    if _PACKED.get(wheel.generator) == _SETUPTOOLS and unfound and not any(path.endswith(".cu") for path in missing):
         lines.append(_FOUND)
     text = "\n".join(lines).format_map(
         {

@@ -23,7 +23,7 @@ from kvgen.compile.program import Image
 from kvgen.compile.resources import Resources, resources_from
 from kvgen.errors import ArgumentError, ToolError
 from kvgen.files import kind_of, locked, named, read_bytes, remove_inside, remove_left_overs, write_inside
-from kvgen.json_file import read_object, shown
+from kvgen.json_file import parse_object, shown
 from kvgen.version import ABI
 
 _SCHEMA: Final = 1
@@ -247,21 +247,26 @@ def _set_from(fields: Any) -> ManifestSet:
 
 def read_folder(folder: Path) -> Manifest:
     """Read and check `DIR/manifest.json`; ToolError when it is missing, of another schema or malformed."""
-    path = named(folder / _MANIFEST)
     try:
-        content = read_object(folder / _MANIFEST, limit=_MANIFEST_LIMIT)
+        return parse_manifest(folder, read_bytes(folder / _MANIFEST, limit=_MANIFEST_LIMIT))
     except ToolError as error:
         raise ToolError(f"{error}; {_mend(folder)}") from error
+
+
+def parse_manifest(folder: Path, data: bytes) -> Manifest:
+    """The manifest of a folder that has these bytes; ToolError when it is of another schema or malformed."""
+    path = named(folder / _MANIFEST)
+    content = parse_object(data, path)
     schema = content.get("schema")
     if schema != _SCHEMA:
-        raise ToolError(f"{path}: got schema {shown(schema)}; this kvgen reads schema {_SCHEMA}; {_mend(folder)}")
+        raise ToolError(f"{path}: got schema {shown(schema)}; this kvgen reads schema {_SCHEMA}")
     try:
         entries = tuple(_entry_from(fields) for fields in content["kernels"])
         sets = tuple(_set_from(fields) for fields in content.get("sets", ()))
     except KeyError as error:
-        raise ToolError(f"{path}: has no field {error}; {_mend(folder)}") from error
+        raise ToolError(f"{path}: has no field {error}") from error
     except (TypeError, ValueError) as error:
-        raise ToolError(f"{path}: {error}; {_mend(folder)}") from error
+        raise ToolError(f"{path}: {error}") from error
     return Manifest(folder, entries, sets)
 
 

@@ -2,6 +2,7 @@
 
 from kvgen.emulator.counters import BufferCounters, Counters, LineCounters, SharedCounters
 from kvgen.emulator.errors import EmulatorError, HostCompilerError, KernelFault, TranslateError
+from kvgen.emulator.host import host_compiler
 from kvgen.emulator.launch import Buffer, Kernel, Library, Mode, Schedule, build
 from kvgen.emulator.tensor_map import TensorMap
 
@@ -21,4 +22,5 @@ __all__ = [
     "TensorMap",
     "TranslateError",
     "build",
+    "host_compiler",
 ]

@@ -93,8 +93,8 @@ def _version(compiler: str) -> str:
     ]
 
 
-def _host_compiler() -> str:
-    """The path of $CXX, or of g++."""
+def host_compiler() -> str:
+    """The path of $CXX, or of g++. Raises HostCompilerError where there is none."""
     name = os.environ.get("CXX", "g++")
     path = shutil.which(name)
     if path is None:
@@ -166,7 +166,7 @@ def _compile_runtime(command: Sequence[str], folder: Path, name: str) -> Path:
 
 def _runtime(folder: Path, mode: Mode, common: Sequence[str], afresh: bool) -> Path:
     """The runtime, compiled once for all kernels."""
-    compiler = _host_compiler()
+    compiler = host_compiler()
     flags = (*_FLAGS, *_cpu_flags(), *_RUNTIME_FLAGS)
     key = _digest(_digest_of(_RUNTIME, "*"), compiler, _version(compiler), mode, *flags)
     target = folder / f"runtime-{mode}-{key[:32]}.so"
@@ -215,7 +215,7 @@ def _compile_kernel(text: str, mode: Mode, common: Sequence[str], runtime: Path,
     else:
         level = "-O0" if mode == "check" else "-Og"
         flags = (*_FLAGS, *_cpu_flags(), level, *_KERNEL_FLAGS)
-        _compile([_host_compiler(), *flags, *common], text, made, ["-x", "none", str(runtime)])
+        _compile([host_compiler(), *flags, *common], text, made, ["-x", "none", str(runtime)])
 
 
 def build_object(ptx: Sequence[str], mode: Mode, cache_dir: Path | None, *, afresh: bool = False) -> Built:

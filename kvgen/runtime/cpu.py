@@ -93,6 +93,16 @@ def machine(
         _machine.reset(token)
 
 
+def require_host_compiler() -> None:
+    """Raise DeviceError where the CPU machine lacks the compiler that makes its code, before anything is compiled."""
+    from kvgen.emulator import HostCompilerError, host_compiler
+
+    try:
+        host_compiler()
+    except HostCompilerError as error:
+        raise DeviceError(f"CPU machine: {error}") from error
+
+
 def cpu_archs(module: Module) -> list[str]:
     """The architectures of a set whose code runs here."""
     return [arch for arch in module.arch if arch in ("sm_80", "sm_89", "sm_90a")]

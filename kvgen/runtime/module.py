@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime.abi import ABI
+from kvgen.runtime.first_compile import told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from kvgen.emulator import Kernel as EmulatedKernel
     from kvgen.emulator import Mode
 
-PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]'
+PACKAGE_DATA: Final = '[tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]'
+CUBINS: Final = "cubins"  # the folder beside the sets of an output folder that has their cubins
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a generated file
 
 
@@ -147,6 +149,17 @@ def run_launchers(title: str, path: Path, text: str) -> ModuleType:
     return module
 
 
+def _beside(module: Module) -> Manifest | None:
+    """The folder of cubins that a generated package brings: `cubins` beside its sets. None where there is none."""
+    from kvgen.compile import read_folder
+    from kvgen.files import kind_of
+
+    if module.texts is not None:
+        return None
+    folder = module.folder.parent / CUBINS
+    return read_folder(folder) if kind_of(folder / "manifest.json") != "missing" else None
+
+
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel and architecture
 def _cubin(module: Module, file: str, entry: str, arch: str, cubins: str | None) -> bytes:
     from kvgen.compile import compile_unit, default_cache, find, jit_allowed, read_folder, text_digest
@@ -155,18 +168,25 @@ def _cubin(module: Module, file: str, entry: str, arch: str, cubins: str | None)
         manifest, digests = module.shipped
         return find(manifest, module.name, Path(file).stem, arch, digests.get(Path(file).stem, "none"))
     unit = module.unit(file, entry)
+    beside = _beside(module)
+    if beside is not None and beside.entry(module.name, Path(file).stem, arch) is not None:
+        return find(beside, module.name, Path(file).stem, arch, text_digest(unit.text))
     if cubins:
         return find(read_folder(Path(cubins)), module.name, Path(file).stem, arch, text_digest(unit.text))
     if not jit_allowed():
+        packed = f", or pack {CUBINS}/ beside the package with a cubin for {arch}" if module.texts is None else ""
         raise DeviceError(
             f"{module.name}/{file}: KVGEN_NO_JIT is set and $KVGEN_CUBINS names no folder; run `kvgen compile -o DIR` and "
-            "set KVGEN_CUBINS=DIR"
+            f"set KVGEN_CUBINS=DIR{packed}"
         )
-    return compile_unit(unit, arch, cache=default_cache()).data
+    ahead = "`kvgen compile -o DIR` compiles ahead, KVGEN_CUBINS=DIR uses it."
+    with told(f"{module.name}/{Path(file).stem}", arch, "NVRTC, CUDA to machine code,", ahead):
+        return compile_unit(unit, arch, cache=default_cache()).data
 
 
 def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) -> bytes:
-    """The kernel for a GPU of this compute capability: from $KVGEN_CUBINS, or compiled now (and cached)."""
+    """The kernel for a GPU of this compute capability: from the cubins beside the package, where they have it; else from
+    $KVGEN_CUBINS, or compiled now (and cached)."""
     return _cubin(module, file, entry, module.target(capability), os.environ.get("KVGEN_CUBINS"))
 
 
@@ -177,7 +197,7 @@ def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode) -> 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
 def _cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode, quick: bool) -> EmulatedKernel:
-    from kvgen.compile import compile_unit, default_cache, jit_allowed
+    from kvgen.compile import cache_folder, compile_unit, default_cache, jit_allowed
     from kvgen.emulator import EmulatorError, build
 
     if not jit_allowed():
@@ -186,8 +206,11 @@ def _cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode, qu
         )
     unit = module.unit(file, entry)
     quick = quick and "wgmma" not in unit.text  # its registers must be of the kernel, and a quick compile leaves calls
-    image = compile_unit(unit, arch, "ptx", cache=default_cache(), quick=quick)
+    ahead = f"{cache_folder()} keeps it for later processes; for GPUs `kvgen compile -o DIR` compiles ahead."
     try:
-        return build([image.data.decode()], mode=mode).kernels[entry]
+        with told(f"{module.name}/{Path(file).stem}", arch, "NVRTC, CUDA to PTX,", ahead) as stage:
+            image = compile_unit(unit, arch, "ptx", cache=default_cache(), quick=quick)
+            stage.name = "the host compiler, PTX to this CPU's code,"
+            return build([image.data.decode()], mode=mode).kernels[entry]
     except EmulatorError as error:  # no host compiler, or PTX that the CPU machine does not know
         raise DeviceError(f"{module.name}/{file} on the CPU machine: {error}") from error

@@ -42,6 +42,9 @@ def check_name(field: str, value: str) -> str:
     return value
 
 
+_TAKEN: Final = {"device": "the device library", "cubins": "kernels compiled ahead of time"}  # beside the sets
+
+
 class Op(Spec):
     """An operation of a set. `name` is unique in its set and defaults to the operation's own.
 
@@ -266,8 +269,10 @@ class KernelSet(Spec):
         """This set under the name `name`; raises ValueError where no set or no kernel can be called so."""
         # Not Spec's copy: nothing that the name changes is planned again.
         named = self if name == self.name else BaseModel.model_copy(self, update={"name": check_name("name", name)})
-        if named.name == "device":
-            raise ValueError("name: got 'device'; generated/device holds the device library; choose another name")
+        if named.name in _TAKEN:
+            raise ValueError(
+                f"name: got {named.name!r}; generated/{named.name} holds {_TAKEN[named.name]}; choose another name"
+            )
         entries = [entry for op in named.ops for entry in op.entry_names(named.name)]
         for entry in entries:
             if entry in C_NAMES or entry.endswith("_t") or entries.count(entry) > 1:

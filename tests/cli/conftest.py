@@ -32,13 +32,13 @@ kernels = KernelSet(
 '''
 
 
-_command: Final = functools.cache(typer.main.get_command)
+command: Final = functools.cache(typer.main.get_command)
 
 
 def invoke(*arguments: str) -> Result:
     """Run kvgen in this process and in the working folder; typer works out its verbs once, not again for every run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(testing, "_get_command", _command)
+        patch.setattr(testing, "_get_command", command)
         return CliRunner().invoke(app, list(arguments), prog_name="kvgen")
 
 

@@ -43,7 +43,7 @@ def test_list() -> None:
 
 
 def test_show_plan() -> None:
-    """Of every operation its kernels, as JSON and in the words of `--plan`."""
+    """The plan of every operation has its kernels, as JSON and as text."""
     kernels = [(s, kernel, archs) for s in every_set() for kernel, archs in kernel_files(s)]
     described = json.loads(said("show", "*", "--plan", "--json"))
     shown = [(each["set"], k["entry"], tuple(k["archs"])) for each in described for k in each["kernels"]]
@@ -79,7 +79,7 @@ def test_diff_and_export(tmp_path: Path) -> None:
 
 
 def test_plans_of_bench_cycles() -> None:
-    """What `bench --cycles` takes of a plan beside machine code: the tile, and the share of products that a mask allows."""
+    """`bench --cycles` takes two facts of a plan beside machine code: the tile, and the share of products that a mask allows."""
     found = 0
     for s in every_set():
         plans = set_plans(s)

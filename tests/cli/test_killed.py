@@ -59,7 +59,7 @@ def test_killed_in_build(project: Folder, monkeypatch: pytest.MonkeyPatch, at: i
 
 @pytest.mark.parametrize(("at", "half"), [(0, True), (1, False), (2, False)])
 def test_killed_in_compile(project: Folder, monkeypatch: pytest.MonkeyPatch, at: int, half: bool) -> None:
-    """Of cubins, launchers and manifest; the folder's other set stays as it was."""
+    """The kill hits cubin, launchers or manifest; the folder's other set stays as it was."""
     project.kvgen("compile", "wide/gather", "tiny", "-o", "before")
     project.kvgen("compile", "wide/gather", "-o", "cubins")
     killed(lambda: project.kvgen("compile", "tiny", "-o", "cubins"), monkeypatch, at, half=half)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvgen.cli import doctor_checks
 from kvgen.cli.console import complete_selector
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
+from tests.test_packaging import WITHOUT
 
 from .conftest import Folder
 
@@ -186,3 +188,56 @@ def test_doctor_without_nvrtc(project: Folder, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(doctor_checks, "_nvrtc", lost)
     found = lines(project, code=1)
     assert found["NVRTC"] == ("broken", "NVRTC: its library cannot be loaded; install it")
+
+
+def test_doctor_with_the_runtime_alone(built: Folder) -> None:
+    """The environment of a server, where things break: no typer, no rich, no pydantic."""
+    built.kvgen("compile", "tiny", "-o", "cubins")
+    here = os.environ | {"KVGEN_CUBINS": str(built.root / "cubins")}
+    run = [sys.executable, "-c", f"{WITHOUT}\nfrom kvgen.cli import main; main()"]
+    done = subprocess.run([*run, "doctor"], capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    said = {line[7:21].rstrip(): (line[:6].rstrip(), line[22:]) for line in done.stdout.splitlines()}
+    assert said["project"] == (
+        "note",
+        "not looked at: specs and templates need kvgen[build]; generated packages run without",
+    )
+    assert said["cubins"] == ("ok", f"KVGEN_CUBINS={built.root / 'cubins'}: 2 cubins of 1 set(s) for sm_80, sm_90a")
+    assert said["NVRTC"][0] == said["host compiler"][0] == "ok" and said["GPU"][0] in ("ok", "note")
+    refused = subprocess.run([*run, "build"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2 and "pip install 'kvgen[build]'" in refused.stderr
+
+
+@pytest.mark.parametrize("arguments", [["demo", "--device", "cpu"], ["verify", "tiny"], ["bench", "tiny"]])
+def test_the_host_compiler_is_asked_for_first(
+    built: Folder, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """Nothing is compiled, and no spec is written, before it is known that the CPU machine can run."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("kvgen.compile.compile_many", never)
+    monkeypatch.setattr("kvgen.compile.compile_unit", never)
+    result = built.kvgen(*arguments, code=2)
+    assert (
+        "the C++ compiler 'no-such-compiler' is not installed" in result.stderr and "apt install g++" in result.stderr
+    )
+    assert "kernel" not in result.stdout and "spec " not in result.stdout
+
+
+def test_init_says_what_comes_next(empty: Folder, tmp_path: Path) -> None:
+    """Beside the folder of specs, and outside of a project, `kvgen build` would not find the spec."""
+    (empty.root / "config.json").write_text(json.dumps(models.example()), encoding="utf-8")
+    said = empty.kvgen("init", "--from", "config.json", "-o", "other/llama.py").stdout
+    assert said == (
+        f"wrote other/llama.py; next: move it into {empty.root / 'specs'}, where `kvgen build` looks for specs, then kvgen build "
+        "llama\n"
+    )
+    outside = Folder(tmp_path)
+    said = outside.kvgen("init", "--from", "project/config.json", "-o", "llama.py").stdout
+    assert (
+        said
+        == "wrote llama.py; next: `kvgen new DIR` makes a project; move the spec into its specs/, and run `kvgen build` there\n"
+    )

@@ -107,7 +107,7 @@ def test_setuptools_leaves_the_cuda_out_until_it_is_told(engine: Folder) -> None
 def test_setuptools_that_looks_for_no_namespaces(engine: Folder) -> None:
     """device/ has no __init__.py: it is no package then, and its data is no package's."""
     find = '[tool.setuptools.packages.find]\nwhere = ["src"]\nnamespaces = false\n'
-    data = '[tool.setuptools.package-data]\n"*" = ["*.cu", "*.cuh", "*.json"]\n'
+    data = '[tool.setuptools.package-data]\n"*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]\n'
     (engine.root / "src/engine/kernels/__init__.py").write_text("", encoding="utf-8")
     (engine.root / "pyproject.toml").write_text(HEAD + data + find, encoding="utf-8")
     found, mend = checked(engine, packed(setuptools_packs(engine)), code=1)
@@ -174,6 +174,54 @@ def test_each_difference_is_named(engine: Folder) -> None:
     assert mend.startswith("in pyproject.toml:\n[tool.setuptools.packages.find]")
     engine.kvgen("build")
     assert "build the wheel from a clean folder" in checked(engine, packed(files), code=1)[1]
+
+
+def test_cubins_in_a_wheel(engine: Folder) -> None:
+    """A wheel says how many kernels have none; a manifest without its cubins, and cubins of another text, are findings."""
+    plain = engine.kvgen("check", "--wheel", written(engine, sources(engine))).stdout
+    none = "6 of 6 kernels, counted by architecture, have no cubin in it: NVRTC compiles them at the first launch"
+    assert plain == f"2 set(s) in x.whl: complete; {none}\n"
+    engine.kvgen("compile", "tiny", "-o", "src/engine/kernels/cubins")
+    engine.kvgen("check")
+    files = sources(engine)
+    said = engine.kvgen("check", "--wheel", written(engine, files)).stdout
+    assert "complete; 4 of 6 kernels" in said
+    counts = json.loads(engine.kvgen("check", "--json", "--wheel", "x.whl").stdout)
+    assert (counts["with_cubin"], counts["without_cubin"]) == (2, 4)
+    at = "engine/kernels/cubins"
+    without = {path: data for path, data in files.items() if not path.endswith(".cubin")}
+    found, mend = checked(engine, packed(without), code=1)
+    note = "missing: the manifest beside it names it, the wheel lacks it"
+    assert found == {f"{at}/tiny/append.{arch}.cubin": note for arch in ("sm_80", "sm_90a")}
+    assert mend == 'in pyproject.toml:\n[tool.setuptools.package-data]\n"*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]'
+    none_of_them = {path: data for path, data in files.items() if "/cubins/" not in path}
+    assert set(checked(engine, packed(none_of_them), code=1)[0]) == {f"{at}/manifest.json"}
+    broken = {**files, f"{at}/manifest.json": "{}"}
+    (text,) = checked(engine, packed(broken), code=1)[0].values()
+    assert text == f"edited: {at}/manifest.json: got schema null; this kvgen reads schema 1"
+    engine.kvgen("compile", "-o", "src/engine/kernels/cubins")
+    said = engine.kvgen("check", "--wheel", written(engine, sources(engine))).stdout
+    assert said == "2 set(s) in x.whl: complete; 6 cubins, one a kernel and architecture\n"
+    engine.spec("tiny", page_size=32)
+    engine.kvgen("build")
+    old = "tiny/append sm_80 and 1 more: compiled from another text"
+    said = engine.kvgen("check", code=1).stdout
+    assert f"stale    src/engine/kernels/cubins/manifest.json  {old}" in said
+    assert said.splitlines()[-1] == "kvgen compile -o src/engine/kernels/cubins"
+    stale, mend = checked(engine, packed(sources(engine)), code=1)
+    refused = "stale: compiled from another text: launchers refuse it; compile anew, then build the wheel"
+    assert stale == {f"{at}/tiny/append.{arch}.cubin": refused for arch in ("sm_80", "sm_90a")}
+    assert mend == "kvgen compile -o src/engine/kernels/cubins, then build the wheel"
+    (engine.root / "src/engine/kernels/cubins" / "manifest.json").write_text("{}", encoding="utf-8")
+    assert "edited   src/engine/kernels/cubins/manifest.json" in engine.kvgen("check", code=1).stdout
+    engine.kvgen("compile", "-o", "src/engine/kernels/cubins")
+    engine.kvgen("check")
+
+
+def written(folder: Folder, files: Mapping[str, bytes | str]) -> str:
+    """The name of a wheel of these files, in the working folder."""
+    (folder.root / "x.whl").write_bytes(packed(files))
+    return "x.whl"
 
 
 def test_which_sets_it_must_have(engine: Folder) -> None:

@@ -179,7 +179,7 @@ def test_a_kernel_in_memory(tmp_path: Path) -> None:
 def test_setuptools_packs_the_copies(write: Write) -> None:
     """By the lines that docs/shipping.md has; without the folder that the wheel lacks, `check --wheel` says so."""
     project = lay_out(write(INCLUDED, more=DIRS), FILES)
-    text = f'{HEAD}[tool.setuptools.package-data]\n"*" = ["*.cu", "*.cuh", "*.json"]\n'
+    text = f'{HEAD}[tool.setuptools.package-data]\n"*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]\n'
     (project.root / "pyproject.toml").write_text(text, encoding="utf-8")
     project.kvgen("build")
     lay_out(project, {"src/engine/__init__.py": ""})

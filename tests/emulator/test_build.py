@@ -168,7 +168,7 @@ def frames_of_host(source: Path) -> dict[str, int]:
         f"-I{host._RUNTIME}",
         "-fstack-usage",
     ]
-    host._run([host._host_compiler(), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+    host._run([host.host_compiler(), *flags, "-c", str(source), "-o", str(source.with_suffix(".o"))])
     rows = [row.split("\t") for row in source.with_suffix(".su").read_text().splitlines()]
     return {m[1]: int(size) for place, size, _ in rows if (m := re.search(r":(\w+)$", place))}
 
@@ -214,7 +214,7 @@ def test_which_compiler_makes_a_kernel(
         cache = check_cache if mode == "check" else own_cache
         run(emulator.build([HEADER + entry("k", body)], mode=mode, cache_dir=cache), "k", out, block=1)
         assert out[0] == 7
-        assert used.pop() == (str(found) if expected else host._host_compiler())
+        assert used.pop() == (str(found) if expected else host.host_compiler())
 
 
 def test_a_kernel_of_tcc_needs_no_executable_stack(check_cache: Path) -> None:

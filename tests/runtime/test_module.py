@@ -112,7 +112,8 @@ def test_a_wheel_without_its_cuda_says_so(lost: str, tmp_path: Path, monkeypatch
             launch()
         assert str(caught.value) == (
             f"blocks: {lost} is missing from {copied}; in a project, run `kvgen build`; in a wheel, have it packed, for "
-            'setuptools by these lines of pyproject.toml: [tool.setuptools.package-data] "*" = ["*.cu", "*.cuh", "*.json"]; '
+            'setuptools by these lines of pyproject.toml: [tool.setuptools.package-data] "*" = '
+            '["*.cu", "*.cuh", "*.cubin", "*.json"]; '
             "`kvgen check --wheel` looks"
         )
 
@@ -153,7 +154,7 @@ def test_no_jit_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         cubin()
     assert str(caught.value) == (
         "blocks/append.cu: KVGEN_NO_JIT is set and $KVGEN_CUBINS names no folder; run `kvgen compile -o DIR` and set "
-        "KVGEN_CUBINS=DIR"
+        "KVGEN_CUBINS=DIR, or pack cubins/ beside the package with a cubin for sm_90a"
     )
     monkeypatch.setenv("KVGEN_NO_JIT", "yes")
     with pytest.raises(ConfigError, match=r"^KVGEN_NO_JIT: got 'yes'; it must be 0 or 1"):
