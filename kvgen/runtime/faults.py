@@ -16,6 +16,7 @@ from kvgen.errors import ArgumentError, KvgenError
 NO_FAULT: Final = 0
 _ALL_ONES: Final = 2**64 - 1
 _MANY: Final = 0xFFFFFF
+_NEGATIVE: Final = 2**31
 
 
 class Fault(IntEnum):
@@ -37,14 +38,16 @@ class Fault(IntEnum):
 _MEANING: Final = {
     Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
     Fault.POSITION: "token {position} of request {request} lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "request {request} has a length that its page table, its rows or its k_sealed cannot have (token {position})",
+    Fault.LENGTH: "request {request} (over lists: row {request}) has a length or count that its page table, its list, its rows "
+    "or its k_sealed cannot have (token or count {position})",
     Fault.SLOT: "row {position} has a slot outside the pool",
     Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows (row {position})",
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
     Fault.PAIR: "pair {position} names a page outside its pool",
     Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
     Fault.PLAN: "a workspace without a plan for this operation, batch and rows, or one that was overwritten",
-    Fault.STALE: "request {request} has {position} tokens now, and the workspace was planned for another number; plan again",
+    Fault.STALE: "request {request} (over lists: row {request}) has {position} tokens now, and the workspace was planned for "
+    "another number; plan again",
     Fault.LORA_END: "lora_end_idx counts rows that this step does not have, from row {position} (request {request}) on",
 }
 
@@ -59,7 +62,9 @@ class FaultReport:
 
     def __str__(self) -> str:
         request = f"{self.request}" if self.request < _MANY else f">= {_MANY}"
-        return f"{self.code.name}: {_MEANING[self.code].format(position=self.position, request=request)}"
+        # Kernels report 32 bits: a count of -1 as 2^32 - 1. No place is so large.
+        position = self.position if self.position < _NEGATIVE else self.position - 2**32
+        return f"{self.code.name}: {_MEANING[self.code].format(position=position, request=request)}"
 
 
 class FaultError(KvgenError):
