@@ -157,6 +157,7 @@ class _Builder:
             swizzle=swizzle,
             ragged=cache.ragged,
             strided=quant is not None and quant.strided,
+            token_step=cache.token_step,
         )
 
     def _value_tensors(self, roles: dict[str, tuple[Segment, ...]]) -> None:
