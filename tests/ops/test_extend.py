@@ -189,7 +189,8 @@ def test_what_is_said_of_a_wrong_step() -> None:
     held = 16 * found.scene.tables["page_table"].shape[1]
     found.scene.tables["lengths"][1] = held - 59
     assert str(describe(found.run()[2])) == (
-        f"LENGTH: request 1 has a length that its page table, its rows or its k_sealed cannot have (token {held + 1})"
+        f"LENGTH: request 1 (over lists: row 1) has a length or count that its page table, its list, its rows or its "
+        f"k_sealed cannot have (token or count {held + 1})"
     )
     with pytest.raises(ArgumentError, match="workspace: got one for 3 rows and q with 100; it must hold every row"):
         found.run(workspace=package(SETS["paged"]).extend.workspace(max_rows=3, multiprocessors=1))
