@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import Folder, one_disassembly_a_cubin  # noqa: F401 - a fixture of this package as well
 from tests.cli.test_wheel import packed
 from tests.conftest import has_gpu
 from tests.docs.blocks import PAGES, ROOT
