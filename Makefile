@@ -75,10 +75,11 @@ check: $(VENV)/installed-test
 pytest: $(VENV)/installed-test .venv-nvrtc/got
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.2 GB)
+test-torch: $(TORCH_VENV)/installed ## tests of kvgen.torch, in an environment of their own with PyTorch (1.4 GB); those of transformers under every known version too, and under the newest
 	$(TORCH_VENV)/bin/python -m pytest tests_torch -n auto --maxprocesses 4 --dist worksteal
+	$(TORCH_VENV)/bin/python -m tests_torch.other_transformers
 
-test-vllm: $(VLLM_VENV)/installed ## tests of kvgen inside vLLM's engine, in an environment of their own (3.5 GB)
+test-vllm: $(VLLM_VENV)/installed ## tests of kvgen inside vLLM's engine, in an environment of their own (4.1 GB)
 	$(VLLM_VENV)/bin/python -m pytest tests_vllm
 
 test-engines: test-torch test-vllm ## both; KVGEN_RECORD_ENGINES=1 writes what they showed into docs/engines/status.json

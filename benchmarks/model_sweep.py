@@ -1,7 +1,7 @@
 """Which models of transformers `kvgen init` reads, and whether what it reads is right: python -m benchmarks.model_sweep.
 
 Needs `pip install 'kvgen[build,sweep]'` and no network: configs are those that transformers' classes make by default, the
-published ones of tests/models/configs, and changes of single fields. transformers' modules are run without weights
+published ones of tests/models, and changes of single fields. transformers' modules are run without weights
 (`benchmarks/sweep/truth.py`); every fact of every layer is compared with what kvgen reads (`benchmarks/sweep/said.py`).
 docs/models.md says what is read and why the rest is refused; this says whether it is right. Exit status 1 if anything is
 read wrong or ends in a traceback.
@@ -29,8 +29,9 @@ if str(ROOT) not in sys.path:
 
 from benchmarks.sweep import mutations, said, truth  # noqa: E402
 from benchmarks.sweep.types import FILLED, Found, every_type  # noqa: E402
+from kvgen import models  # noqa: E402
 
-CONFIGS = ROOT / "tests" / "models" / "configs"
+FOLDERS = [ROOT / "tests" / "models" / "configs", ROOT / "tests" / "models" / "published"]
 COUNTS = ROOT / "benchmarks" / "sweep" / "counts.json"
 OUTCOMES = ("read", "facts only", "refused", "wrong", "traceback", "not compared", "not buildable")
 
@@ -120,11 +121,21 @@ def types(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
 
 
 def published(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
-    """The published configs of tests/models/configs."""
-    for path in sorted(CONFIGS.glob("*.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not only or path.stem in only:
-            yield judged("published", path.stem, values.get("model_type", ""), values, truths)
+    """The published configs of tests/models, and those of the folder that `--configs` names."""
+    for name, path in published_files(FOLDERS):
+        values = models.read(path)
+        if not only or name in only:
+            yield judged("published", name, values.get("model_type", ""), values, truths)
+
+
+def published_files(folders: Sequence[Path]) -> list[tuple[str, Path]]:
+    """(name, file) of every config.json below folders, and of files called NAME.json or NAME_config.json in them."""
+    found: dict[Path, str] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*.json")):
+            if not path.name.endswith("hf_quant_config.json"):
+                found[path] = path.parent.name if path.name == "config.json" else path.stem.removesuffix("_config")
+    return [(name, path) for path, name in found.items()]
 
 
 def changes(truths: Truths, only: Sequence[str]) -> Iterator[Row]:
@@ -184,9 +195,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every row and the counts here")
     parser.add_argument("--quiet", action="store_true", help="only the counts and what is wrong")
     parser.add_argument("--record", action="store_true", help=f"keep the counts in {COUNTS.name}, for docs/models.md")
+    parser.add_argument("--configs", type=Path, metavar="FOLDER", help="published configs below this folder, too")
     options = parser.parse_args()
-    if options.record and options.only:
-        parser.error("--record keeps counts of whole sections; leave out --only")
+    if options.record and (options.only or options.configs):
+        parser.error("--record keeps counts of whole sections of what lies here; leave out --only and --configs")
+    FOLDERS.extend([options.configs] if options.configs else [])
     logging.disable(logging.ERROR)
     gc.freeze()  # what is imported stays
     only = [name for name in options.only.split(",") if name]

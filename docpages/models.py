@@ -42,6 +42,21 @@ shape, with one `Model`: an engine allocates a pool and imports a package for ea
 layers. Models with latent rows (MLA) have a second set, `<name>_prompts`, for [prompts over keys and values of
 heads](extend.md#latent-rows), unless an [indexer](#indexers) picks the tokens that are read. Layers of hybrids without keys and values (Mamba, linear attention, convolutions) are kinds with `cache=False`.
 
+Files are read as their makers publish them: up to 16 MiB, with or without a byte order mark, with `NaN` and `Infinity` in
+fields that nothing is made of. `--from` takes the folder of a checkpoint, too. A class without a row in the table below whose name is
+that of its model_type (`Qwen2ForRewardModel`, `MistralModel`, `PhiMoEForCausalLM`, `LlamaForCausalLMEagle3`) is read as that type, and the
+spec's docstring says so; any other one is refused, and `--as CLASS` reads it as a class that has a row. `is_causal: false` is refused.
+Fields of `rope_scaling` and `rope_parameters` that nothing is made of are named in the spec's docstring.
+
+## Quantized KV
+
+A checkpoint says how its KV is stored in `quantization_config` (or `compression_config`) of config.json or of its text model's object, or
+in ModelOpt's `hf_quant_config.json` beside config.json. Read are `kv_cache_scheme`, as an object (compressed-tensors) or a word (`"FP8"`),
+`kv_cache_quant_algo`, `kv_cache_quantized_layers`, and Quark's descriptions of the outputs of k_proj and v_proj. Where layers
+are stored in several ways, each kind of layers has a cache of its own, and layers of one kind that differ are refused. Two files that
+contradict each other, algorithms that kvgen does not know and any other field about a KV cache are refused; `--kv-dtype` then says
+how KV is stored. In Python: `models.spec_text(config, quantization=models.read_quantization(path), ...)`.
+
 In Python, `kvgen.models.facts(config)` gives the same as a `Checkpoint`; its `layers()` has a `LayerFacts` for each layer.
 
 ## Indexers
@@ -67,6 +82,8 @@ quantized: `hadamard` of `ops.Append` and `ops.IndexerQuery`, for keys that are 
   part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
 - `original_max_position_embeddings` beside the scaling wins over the one inside, as in the models that transformers builds
   and in vLLM. Parameters by kind of layers keep their own.
+- `attn_factor` under YaRN multiplies cos and sin, as in vLLM and SGLang; transformers 5.23 warns of an unknown field. Files that have
+  it (DeepSeek-R1-0528-Qwen3-8B: 1 / (0.1 ln 4 + 1)) ask for cos and sin as they are. The spec's docstring says so.
 - Moshi, Kyutai: transformers' masks of a prompt show all of it, and its cache keeps `sliding_window` tokens for decode; kvgen
   writes that window, as decode sees it.
 - DBRX: `attn_config.rope_theta` is read, as by vLLM; transformers 5.23 reads a base beside `attn_config` alone.

@@ -7,7 +7,9 @@ and whatever the file system answers, what ends here is a `ToolError` of one lin
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -29,6 +31,9 @@ _KINDS: Final[dict[int, Kind]] = {
 }
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC
 _FOLDER: Final = _READ | os.O_DIRECTORY | os.O_NOFOLLOW
+_MADE: Final = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_TEMPORARY: Final = re.compile(r"\..+\.[0-9a-f]{16}", re.DOTALL)
+_ATTEMPTS: Final = 8  # of a write whose temporary file another process took for a left-over
 
 
 def named(path: AnyPath) -> str:
@@ -106,10 +111,10 @@ def read_bytes(path: AnyPath, *, limit: int, name: str | None = None) -> bytes:
 
 
 def read_text(path: AnyPath, *, limit: int, name: str | None = None) -> str:
-    """The UTF-8 text of a regular file, its line endings as they are."""
+    """The UTF-8 text of a regular file, its line endings as they are, without a byte order mark."""
     data = read_bytes(path, limit=limit, name=name)
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ToolError(f"{name or named(path)}: no UTF-8 (byte {error.start}); save it as UTF-8") from None
 
@@ -156,11 +161,12 @@ def write_inside(root: Path, path: str, data: bytes) -> bool:
 
 
 def remove_inside(root: Path, path: str, keep: str = "") -> None:
-    """Remove the file `path` below `root`, and the folders below `keep` that it leaves empty. Raises ToolError."""
+    """Remove the file or empty folder `path` below `root`, and the folders below `keep` that this empties. Raises ToolError."""
     *folders, name = PurePosixPath(path).parts
     try:
         with _opened(root, folders, make=False) as folder:
-            os.unlink(name, dir_fd=folder)
+            remove = os.rmdir if kind_of(root / path) == "folder" else os.unlink
+            remove(name, dir_fd=folder)
         for parent in PurePosixPath(path).parents:
             if parent in (PurePosixPath(keep), PurePosixPath()):
                 break
@@ -214,13 +220,102 @@ def _same(folder: int, name: str, data: bytes) -> bool:
 
 
 def _replace(folder: int, name: str, data: bytes) -> None:
-    new = f".{name[:200]}.{secrets.token_hex(8)}"
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+    """Write a temporary file beside `name`, held by a lock while its writer lives, and rename it."""
+    for attempt in range(_ATTEMPTS):
+        new = f".{name[:200]}.{secrets.token_hex(8)}"
+        handle = os.open(new, os.O_WRONLY | os.O_EXCL | _MADE, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                with contextlib.suppress(
+                    OSError
+                ):  # a file system without locks, or another process that looks at the file
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.write(data)
+                file.flush()
+                os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            return
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=folder)
+            # Before it was locked, another process may have removed it as a left-over.
+            if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+                raise
+
+
+def is_temporary(path: AnyPath) -> bool:
+    """Whether a path has a name that files of kvgen have until they are written: `.<name>.<16 hexadecimal digits>`."""
+    return _TEMPORARY.fullmatch(os.path.basename(os.fspath(path))) is not None
+
+
+def is_left_over(path: AnyPath) -> bool:
+    """Whether a file is what a stopped write left behind: a temporary file by its name that no process holds."""
+    if not is_temporary(path) or kind_of(path) != "file":
+        return False
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+        handle = os.open(path, _READ | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except FileNotFoundError:  # its writer has just finished
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks; a writer whose file is removed writes another one
+        return True
+    finally:
+        os.close(handle)
+    return True
+
+
+def remove_left_overs(root: Path, folder: str = "") -> None:
+    """Remove what stopped writes left behind in the folder `folder` of `root`, and not below it. Raises ToolError."""
+    place = root / folder
+    if link_below(root, folder) is None and kind_of(place) == "folder":
+        for name in names_in(place):
+            if is_left_over(place / name):
+                with contextlib.suppress(FileNotFoundError):  # another process was first
+                    os.unlink(place / name)
+
+
+@contextmanager
+def locked(root: Path, name: str) -> Iterator[None]:
+    """Let one process or thread at a time in; the others wait. Makes `root` where it is missing. Raises ToolError.
+
+    The lock is on the file `name` of `root`, which is there while somebody is inside. A process that is killed inside leaves the
+    file, and no lock.
+    """
+    path = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        handle = _lock(path)
+    except (OSError, ValueError) as error:
+        raise ToolError(f"{named(path)}: cannot be written ({reason(error)})") from error
+    try:
+        yield
+    finally:
         with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=folder)
-        raise
+            os.unlink(path)
+        os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | _MADE, 0o666)
+        try:
+            if _kind(os.fstat(handle).st_mode) != "file":
+                raise ToolError(f"{named(path)}: not a file but a {_kind(os.fstat(handle).st_mode)}; remove it")
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            except OSError as error:
+                raise ToolError(
+                    f"{named(path)}: cannot be locked ({reason(error)}), so another process could write, too; choose a "
+                    "folder on a local disk"
+                ) from error
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.lstat(path)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # whoever was inside has removed this file: the next one is another

@@ -1,7 +1,8 @@
 """JSON from outside: one reader, bounded in size and depth, that takes what RFC 8259 takes and nothing that is ambiguous.
 
 The standard library's own accepts NaN and Infinity, numbers that overflow to infinity, the last of two values under one key,
-halves of surrogate pairs and any depth that its stack allows. Here each is a `ToolError` of one line.
+halves of surrogate pairs and any depth that its stack allows. Here each is a `ToolError` of one line; NaN and Infinity pass where
+the caller allows them (`constants`), because Python programs write them into files that others read.
 """
 
 from __future__ import annotations
@@ -36,16 +37,22 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def read_object(path: AnyPath, *, limit: int) -> dict[str, Any]:
-    """The JSON object in a regular file of at most `limit` bytes. Raises ToolError."""
-    return parse_object(read_bytes(path, limit=limit), named(path))
+def read_object(path: AnyPath, *, limit: int, constants: bool = False) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `limit` bytes; `constants` as for `parse_object`. Raises ToolError."""
+    return parse_object(read_bytes(path, limit=limit), named(path), constants=constants)
 
 
-def parse_object(data: bytes, source: str) -> dict[str, Any]:
-    """The JSON object in UTF-8 `data`, which may begin with a byte order mark; messages begin with `source`."""
+def parse_object(data: bytes, source: str, *, constants: bool = False) -> dict[str, Any]:
+    """The JSON object in UTF-8 `data`, which may begin with a byte order mark; messages begin with `source`.
+
+    `constants`: NaN, Infinity and -Infinity are floats, as Python's json module writes them. Raises ToolError.
+    """
     try:
         value = json.loads(
-            data.decode("utf-8-sig"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique
+            data.decode("utf-8-sig"),
+            parse_constant=float if constants else _no_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique,
         )
     except RecursionError:
         raise _too_deep(source) from None

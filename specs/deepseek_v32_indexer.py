@@ -1,4 +1,7 @@
-"""DeepSeek V3.2's indexer as vLLM has it: keys of 128 e4m3, f32 scales behind a page's codes; and its scores for 64 heads."""
+"""DeepSeek V3.2's indexer as vLLM has it: keys of 128 e4m3, f32 scales behind a page's codes; and its scores for 64 heads.
+
+Keys come turned by their RoPE, q does not.
+"""
 
 from kvgen import KernelSet, Rope, ops, presets
 
@@ -8,7 +11,7 @@ kernels = KernelSet(
     q_heads=64,
     cache=presets.vllm_indexer(),
     ops=[
-        ops.Append(),
+        ops.Append(rope=None),
         ops.Gather(),
         ops.IndexerQuery(rope=ROPE, angles="halves"),
         ops.IndexerScores(fill=False),

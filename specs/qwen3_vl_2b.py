@@ -2,7 +2,7 @@
 
 Qwen3-VL-2B-Instruct. Its M-RoPE has three positions a token, whose pairs go round time, height and width (`mrope_section`
 [24, 20, 20], `mrope_interleaved`); text tokens have three equal ones. `append_text` is of Qwen3-0.6B and Qwen3-1.7B, whose heads,
-cache and decode are the same: 28 layers, one position a token, theta 1e6.
+cache and decode are the same: 28 layers, one position a token, theta 1e6; the set serves both, so each append states its RoPE.
 Written by `kvgen init --from tests/models/configs/qwen3_vl_2b.json`.
 """
 
@@ -13,7 +13,7 @@ kernels = KernelSet(
     cache=Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=16),
     ops=[
         ops.Append(
-            rope="model",
+            rope=Rope(style="neox", theta=5_000_000.0),
             positions="given",
             sections=(24, 20, 20),
             sections_order="interleaved",
@@ -29,7 +29,6 @@ kernels = KernelSet(
     model=Model(
         architecture="Qwen3VLForConditionalGeneration",
         layers=28,
-        rope=Rope(style="neox", theta=5_000_000.0),
         qk_norm="head",
     ),
 )

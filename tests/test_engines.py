@@ -1,4 +1,4 @@
-"""What engines made with kvgen is of the sources as they are: docs/engines/status.json beside code, tests and versions."""
+"""The record of runs inside engines, docs/engines/status.json: beside code, tests and versions, and as pages show it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,38 @@ from typing import Any
 
 import pytest
 
+from docpages import engines
+from docpages.engines import digest
 from kvgen.integrations.vllm.versions import KNOWN
 from tests.support import engine_runs
-from tests.support.engine_runs import ENGINES, RECORD, ROOT, digest, merged, recorded
+from tests.support.engine_runs import ENGINES, ROOT, merged, recorded
 
 STATUS = recorded()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_ran_with_these_sources(engine: str) -> None:
-    assert STATUS[engine]["digest"] == digest(engine), (
-        f"`{RECORD}=1 make test-engines` records a run with the sources as they are"
-    )
+def test_pages_say_which_tree_ran(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit and date; and that sources have changed since, where they have."""
+    status = STATUS[engine]
+    assert re.fullmatch(r"[0-9a-f]{40}", status["commit"]) and re.fullmatch(r"\d{4}-\d\d-\d\d", status["date"])
+    for now, older in ((status["digest"], False), ("of other sources", True)):
+        monkeypatch.setattr(engines, "digest", lambda engine, now=now: now)
+        first = engines.runs_table(engine).splitlines()[0]
+        assert first.startswith(f"Run at commit `{status['commit'][:8]}` of {status['date']}, with ")
+        assert ("**An older tree**" in first) == older
+
+
+def test_a_digest_covers_what_an_engine_runs() -> None:
+    """All rooms between a spec and a launch; no other engine's integration, and nothing that no engine runs."""
+    covered = {path.relative_to(ROOT).as_posix() for path in engines.sources("vllm")}
+    for name in (
+        "kvgen/integrations/vllm/step.py", "kvgen/runtime/launcher.py", "kvgen/codegen/emit.py", "kvgen/lowering/segments.py",
+        "kvgen/spec/cache.py", "kvgen/ops/extend.py", "kvgen/compile/nvrtc.py", "kvgen/emulator/launch.py", "kvgen/errors.py",
+        "templates/ops/append.cu.j2",
+    ):  # fmt: skip
+        assert (ROOT / name).is_file() and name in covered, name
+    assert any(name.startswith("templates/device/") for name in covered)
+    assert not [name for name in covered if name.startswith(("kvgen/integrations/transformers", "kvgen/cli", "tests"))]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -59,7 +79,7 @@ def test_the_versions_called_proved_are_those_that_ran() -> None:
 
 
 def test_a_digest_moves_with_contents_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_runs, "ROOT", tmp_path)
+    monkeypatch.setattr(engines, "ROOT", tmp_path)
     room = tmp_path / "kvgen" / "integrations" / "vllm"
     room.mkdir(parents=True)
     found = [digest("vllm")]
@@ -68,7 +88,12 @@ def test_a_digest_moves_with_contents_and_names(tmp_path: Path, monkeypatch: pyt
         found.append(digest("vllm"))
     assert len(set(found)) == 4 and found[-1] == found[-2]
     (room / "b.py").rename(room / "c.py")
-    assert digest("vllm") not in found
+    found.append(digest("vllm"))
+    for name in ("kvgen/runtime/launcher.py", "kvgen/codegen/emit.py", "templates/ops/append.cu.j2", "kvgen/errors.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("", encoding="utf-8")
+        assert digest("vllm") not in found, name
+        found.append(digest("vllm"))
 
 
 def test_earlier_runs_stay_where_nothing_moved(monkeypatch: pytest.MonkeyPatch) -> None:

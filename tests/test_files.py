@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen.errors import ToolError
-from kvgen.files import kind_of, link_below, named, names_in, read_bytes, read_text, remove_inside, write_inside
+from kvgen.files import (
+    is_left_over,
+    kind_of,
+    link_below,
+    locked,
+    named,
+    names_in,
+    read_bytes,
+    read_text,
+    remove_inside,
+    remove_left_overs,
+    write_inside,
+)
 
 
 def fifo(path: Path) -> Path:
@@ -210,3 +224,98 @@ def test_removing_takes_the_folders_that_it_empties(tmp_path: Path) -> None:
     assert names_in(tmp_path / "out/a") == ["y"]
     remove_inside(tmp_path, "out/a/y", keep="out")
     assert names_in(tmp_path / "out") == []
+    (tmp_path / "out/empty").mkdir()
+    remove_inside(tmp_path, "out/empty", keep="out")
+    assert names_in(tmp_path / "out") == []
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"\xef\xbb\xbfa\xef\xbb\xbf")
+    assert read_text(tmp_path / "x", limit=10) == "a\ufeff"
+
+
+LEFT_OVER = ".append.cu.0123456789abcdef"
+
+
+def test_what_a_stopped_write_leaves(tmp_path: Path) -> None:
+    """Known by its name, if it is a file that nobody holds; links and folders of that name are others' work."""
+    kept = (
+        "append.cu",
+        ".append.cu",
+        ".append.cu.0123456789abcde",
+        ".append.cu.0123456789ABCDEF",
+        "append.cu.0123456789abcdef",
+    )
+    for name in (LEFT_OVER, *kept):
+        (tmp_path / name).write_text("half of a ke", encoding="utf-8")
+    (tmp_path / ".link.0123456789abcdef").symlink_to("append.cu")
+    (tmp_path / ".folder.0123456789abcdef").mkdir()
+    assert {name for name in names_in(tmp_path) if is_left_over(tmp_path / name)} == {LEFT_OVER}
+    with (tmp_path / LEFT_OVER).open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        assert not is_left_over(tmp_path / LEFT_OVER)
+        remove_left_overs(tmp_path)
+        assert kind_of(tmp_path / LEFT_OVER) == "file"
+    before = set(names_in(tmp_path))
+    remove_left_overs(tmp_path)
+    assert set(names_in(tmp_path)) == before - {LEFT_OVER}
+    assert not is_left_over(tmp_path / LEFT_OVER)
+    remove_left_overs(tmp_path / "missing")
+
+
+def test_a_write_survives_that_its_temporary_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its lock another process may take it for a left-over."""
+    replace, lost = os.replace, []
+
+    def after_a_removal(new: str, name: str, **folders: int) -> None:
+        if len(lost) < 3:
+            lost.append(new)
+            os.unlink(new, dir_fd=folders["src_dir_fd"])
+        replace(new, name, **folders)
+
+    monkeypatch.setattr(os, "replace", after_a_removal)
+    assert write_inside(tmp_path, "x", b"new")
+    assert len(set(lost)) == 3 and os.listdir(tmp_path) == ["x"]
+
+
+def test_a_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:
+    """The file of the lock is there while somebody is inside; one that a killed process left is taken over."""
+    counter = tmp_path / "folder/count"
+    (tmp_path / "folder").mkdir()
+    counter.write_text("0", encoding="utf-8")
+    (tmp_path / "folder/.lock").write_text("", encoding="utf-8")
+
+    def count() -> None:
+        for _ in range(50):
+            with locked(tmp_path / "folder", ".lock"):
+                counter.write_text(str(int(counter.read_text(encoding="utf-8")) + 1), encoding="utf-8")
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter.read_text(encoding="utf-8") == "200" and names_in(tmp_path / "folder") == ["count"]
+    os.mkfifo(tmp_path / "folder/.lock")
+    with pytest.raises(ToolError, match=r"/folder/\.lock: not a file but a FIFO; remove it$"):
+        locked(tmp_path / "folder", ".lock").__enter__()
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ToolError, match=r"/file/\.lock: cannot be written \(File exists\)$"):
+        locked(tmp_path / "file", ".lock").__enter__()
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written all the same; what must be alone says that it cannot be."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert write_inside(tmp_path, "x", b"new")
+    (tmp_path / LEFT_OVER).write_text("", encoding="utf-8")
+    remove_left_overs(tmp_path)
+    assert names_in(tmp_path) == ["x"]
+    with pytest.raises(
+        ToolError, match=r"/\.lock: cannot be locked \(Operation not supported\), so .*; choose a folder on a "
+    ):
+        locked(tmp_path, ".lock").__enter__()

@@ -76,6 +76,14 @@ def test_accepted(tmp_path: Path) -> None:
         read_object(tmp_path / "x.json", limit=64)
 
 
+def test_constants_where_they_are_allowed() -> None:
+    found = parse_object(b'{"a": [NaN, Infinity, -Infinity]}', "x", constants=True)["a"]
+    assert math.isnan(found[0]) and found[1:] == [math.inf, -math.inf]
+    for data in (b'{"a": 1e400}', b'{"a": nan}', b'{"a": +Infinity}'):
+        with pytest.raises(ToolError, match="x: not JSON: "):
+            parse_object(data, "x", constants=True)
+
+
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | FLOATS | st.text(),

@@ -184,7 +184,7 @@ def step(
     `turned`: M-RoPE's positions and their cosines and sines. `source`: what the layer gave whose K and V this one reads.
     """
     module, args = call[0], _real(call[1])
-    kwargs = {k: None if k in ("past_key_values", "layer_past") else _real(v) for k, v in call[2].items()}
+    kwargs = {k: None if k in ("cache", "past_key_values", "layer_past") else _real(v) for k, v in call[2].items()}
     if getattr(module, "skip_topk", False):
         assert picked is not None, "an earlier layer picks the tokens"
         kwargs["prev_topk_indices"] = picked

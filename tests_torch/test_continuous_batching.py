@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import PagedAttentionCache
+from transformers.generation.continuous_batching.cache_allocators.full_attention import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.cache_allocators.sliding_attention import (
+    SlidingAttentionCacheAllocator,
+)
 
 from kvgen.integrations.transformers import paged
 from tests.support.engine_runs import Show
@@ -60,23 +63,25 @@ def not_gathered(*_: Any, **__: Any) -> Any:
     raise AssertionError("transformers gathered keys and values")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Gemma3Text", "GptOss"])
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Gemma3Text", "Glm", "GptOss", "Qwen2"])
 def test_tokens_are_those_of_eager_attention(
     name: str, made: dict[Any, paged.PagedKernels], monkeypatch: pytest.MonkeyPatch, shown: Show
 ) -> None:
     model = model_of(name)
-    if name != "Llama":
+    windows = model.config.to_dict().get("layer_types", []).count("sliding_attention")
+    if windows:
         model.config.sliding_window = 12  # not whole pages
         for layer in model.model.layers:
             if layer.self_attn.sliding_window:
                 layer.self_attn.sliding_window = 12
     right = answers(model, "eager", requests())
-    monkeypatch.setattr(PagedAttentionCache, "update", not_gathered)
+    for place in (FullAttentionCacheAllocator, SlidingAttentionCacheAllocator):
+        monkeypatch.setattr(place, "update", not_gathered)
     found = answers(model, "kvgen", requests())
     assert found == right
     (kernels,) = made.values()
     kinds = {type(group).__name__ for group in kernels._groups.values()}
-    assert kinds == ({"FullGroup"} if name == "Llama" else {"FullGroup", "RingGroup"})
+    assert kinds == ({"FullGroup", "RingGroup"} if windows else {"FullGroup"})
     assert kernels.launches >= 2 * model.config.num_hidden_layers * NEW
     shown(
         "continuous batching with shared prefixes and prompts in chunks, beside eager attention",

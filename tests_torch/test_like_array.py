@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import kvgen
+from kvgen import KernelSet, Paged, ops
+from kvgen.errors import DeviceError
 from kvgen.runtime.arrays import view
 from kvgen.runtime.like_array import like_array
 
@@ -46,3 +49,12 @@ def test_a_tensor_like_it_gives_its_address() -> None:
 def test_another_gives_none(other: object) -> None:
     bound = zeros()
     assert like_array(bound, view(bound, "q"), 16, written=True)(other) == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="no GPU is what the test is about")
+def test_an_empty_cache_on_a_gpu_that_is_not_there_is_no_error_of_torch() -> None:
+    spec = KernelSet(
+        q_heads=2, cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16), ops=[ops.Gather()], arch=["sm_90a"]
+    )
+    with pytest.raises(DeviceError):
+        kvgen.load(spec, name="like_nothing").Cache.empty(pages=2, layers=1, requests=1, device="cuda:0")

@@ -85,6 +85,32 @@ def test_a_trace_refuses_what_no_launch_takes(other: dict[str, Any], said: str) 
         llama.append(**given)
 
 
+@pytest.mark.parametrize("returning", [False, True], ids=["writing", "returning"])
+def test_none_and_meta_in_place_of_each_tensor(returning: bool) -> None:
+    """PyTorch takes None for any tensor of an operator, and calls the operator's fake for a meta tensor among others."""
+    call = llama.append.returning if returning else llama.append
+    given = STEP.arguments(llama.append, call) if returning else arguments()
+    tensors = [name for name, value in given.items() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 9 - returning
+    for name in tensors:
+        other = next(n for n in tensors if n != name)
+        says = (
+            rf"^{name}: got a meta tensor, which has no memory, where {other} is on cpu; pass it on cpu too; for shapes"
+        )
+        with pytest.raises(ArgumentError, match=says):
+            call(**given | {name: given[name].to("meta")})
+        if name == "errors":
+            call(**given | {name: None})
+            continue
+        dtype = str(given[name].dtype)
+        with pytest.raises(
+            ArgumentError, match=rf"^{name}: got None; llama3_8b_append needs it; pass a tensor of {dtype}$"
+        ):
+            call(**given | {name: None})
+    shapes = call(**{n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in given.items()})
+    assert (shapes.device.type, shapes.shape) == ("meta", (2, 32, 128)) if returning else shapes is None
+
+
 def decode(**other: Any) -> dict[str, Any]:
     return STEP.arguments(llama.decode) | other
 

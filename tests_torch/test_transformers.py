@@ -14,7 +14,8 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kvgen.errors import ArgumentError, ConfigError
-from kvgen.integrations.transformers import KvgenCache
+from kvgen.integrations.transformers import KvgenCache, versions
+from kvgen.integrations.transformers.versions import ARGUMENT
 from kvgen.runtime.faults import FaultError
 from tests.support.engine_runs import Show
 
@@ -40,6 +41,12 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "Phi3": {},
     "OPT": {"word_embed_proj_dim": 64, "ffn_dim": 96},  # multiplies q by the scale itself
     "GptOss": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, **WINDOWS},
+    "Gemma2": {"head_dim": 32, "query_pre_attn_scalar": 24, **WINDOWS},  # soft caps
+    "Glm": {"head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.45}},  # turns 8, of 7.2
+    "Qwen2": {  # frequencies that change in the middle of an answer
+        "max_position_embeddings": 40,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+    },
     "Gemma3nText": {  # the last two layers read keys and values of the first two
         "head_dim": 32,
         "num_hidden_layers": 4,
@@ -101,7 +108,7 @@ def generated(
     model.set_attn_implementation(how)
     found = model.generate(
         **inputs,
-        past_key_values=cache,
+        **{ARGUMENT: cache},
         max_new_tokens=new,
         min_new_tokens=new,
         do_sample=False,
@@ -161,16 +168,23 @@ def test_chunks_of_a_prompt_and_a_conversation() -> None:
     model.set_attn_implementation("kvgen")
     cache = KvgenCache(model.config, 48, dtype=model.dtype)
     with torch.no_grad():
-        found = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 20), (20, 21), (21, 30), (30, 48))]
+        found = [model(ids[:, a:b], **{ARGUMENT: cache}).logits for a, b in ((0, 20), (20, 21), (21, 30), (30, 48))]
     assert (torch.cat(found, 1) - logits).abs().max() < 1e-3
     cache.crop(0)  # removes nothing
     cache.crop(-18)
     other = copy.deepcopy(cache)
     with torch.no_grad():
-        model(ids[:, 20:30], past_key_values=other)  # writes to its own pool
+        model(ids[:, 20:30], **{ARGUMENT: other})  # writes to its own pool
     with torch.no_grad():
-        again = model(ids[:, 30:], past_key_values=cache).logits
+        again = model(ids[:, 30:], **{ARGUMENT: cache}).logits
     assert (again - logits[:, 30:]).abs().max() < 1e-3
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_generate_warns_of_nothing_to_come() -> None:
+    """Also under a transformers that has renamed the argument."""
+    model = model_of("Llama")
+    generated(model, "kvgen", prompts((5, 3)), KvgenCache(model.config, 16, dtype=model.dtype), new=2)
 
 
 def test_beams() -> None:
@@ -200,7 +214,7 @@ def test_what_generate_does_with_a_cache() -> None:
     ids, position = prompts((6, 6))["input_ids"], (mask.cumsum(1) - 1).clamp(min=0)
 
     def logits(a: int, b: int, cache: Any = None) -> torch.Tensor:
-        what = {"attention_mask": mask[:, :b], "position_ids": position[:, a:b], "past_key_values": cache}
+        what = {"attention_mask": mask[:, :b], "position_ids": position[:, a:b], ARGUMENT: cache}
         return model(ids[:, a:b], **what).logits  # type: ignore[no-any-return]
 
     with torch.no_grad():
@@ -241,7 +255,7 @@ def test_faults_show() -> None:
     cache.raise_if_faulty()  # nothing so far
     mask = torch.tensor([[1] * 7, [0, 0] + [1] * 5])
     with torch.no_grad(), pytest.raises(FaultError, match="LENGTH"):
-        model(ids, attention_mask=mask, past_key_values=cache)
+        model(ids, attention_mask=mask, **{ARGUMENT: cache})
     with pytest.raises(FaultError, match="LENGTH"):
         cache.raise_if_faulty()
     cache.reset()  # forgets it, as it was told
@@ -259,7 +273,7 @@ def test_faults_of_the_last_step_show_as_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     def last_step() -> KvgenCache:
         cache, mask = spoiled(model), torch.tensor([[1] * 7, [0, 0] + [1] * 5])
         with torch.no_grad():
-            model(torch.full((2, 1), 5), attention_mask=mask, past_key_values=cache)
+            model(torch.full((2, 1), 5), attention_mask=mask, **{ARGUMENT: cache})
         return cache
 
     with pytest.raises(FaultError, match="LENGTH"):
@@ -283,26 +297,26 @@ def test_what_is_refused() -> None:
     inputs = prompts((5, 3))
     make = lambda **fields: KvgenCache(model.config, **({"max_tokens": 16, "dtype": model.dtype} | fields))  # noqa: E731
     model.set_attn_implementation("kvgen")
-    refused(lambda: model(inputs["input_ids"]), "pass past_key_values=KvgenCache(model.config, max_tokens=...)")
+    refused(lambda: model(inputs["input_ids"]), f"pass {ARGUMENT}=KvgenCache(model.config, max_tokens=...)")
     refused(lambda: make(max_tokens=0), "max_tokens: got 0; a request has at least 1 token")
     refused(lambda: make(dtype=torch.float64), "dtype: got torch.float64; kernels compute in")
     with torch.no_grad():
         refused(
-            lambda: model(inputs["input_ids"], past_key_values=make(max_tokens=4)),
+            lambda: model(inputs["input_ids"], **{ARGUMENT: make(max_tokens=4)}),
             "max_tokens: got 4; this step makes 5 tokens",
         )
         refused(
-            lambda: model(inputs["input_ids"], attention_mask=inputs["attention_mask"].flip(1), past_key_values=make()),
+            lambda: model(inputs["input_ids"], attention_mask=inputs["attention_mask"].flip(1), **{ARGUMENT: make()}),
             "attention_mask: got padding behind tokens; pad on the left",
         )
         cache = make()
-        model(inputs["input_ids"], past_key_values=cache)
+        model(inputs["input_ids"], **{ARGUMENT: cache})
         refused(
-            lambda: model(inputs["input_ids"][:1], past_key_values=cache),
+            lambda: model(inputs["input_ids"][:1], **{ARGUMENT: cache}),
             "got a batch of 1; the cache has 2 requests; reset() it first",
         )
         ones = torch.ones(2, 6, dtype=torch.long)
-        follow = lambda mask: model(inputs["input_ids"][:, :1], attention_mask=mask, past_key_values=cache)  # noqa: E731
+        follow = lambda mask: model(inputs["input_ids"][:, :1], attention_mask=mask, **{ARGUMENT: cache})  # noqa: E731
         refused(
             lambda: follow(ones[:, :1]), "attention_mask: got the shape [2, 1]; the cache has 5 tokens of 2 requests"
         )
@@ -312,16 +326,29 @@ def test_what_is_refused() -> None:
             lambda: cache.batch_select_indices(torch.tensor([0])), "got 1 requests to go on with; the cache keeps its 2"
         )
         refused(lambda: cache.batch_repeat_interleave(2), "got 2 copies of each request")
+        refused(
+            lambda: cache.crop(3), "tokens_to_remove: got 3; the cache has 5 tokens; pass minus the number of tokens"
+        )
+        refused(lambda: cache.crop(-6), "tokens_to_remove: got -6; the cache has 5 tokens")
+        refused(
+            lambda: model(inputs["input_ids"], output_attentions=True, **{ARGUMENT: make()}),
+            "output_attentions: got True; kernels do not write the probabilities out; leave it out, or use",
+        )
+        shallow = LlamaConfig(**(COMMON | {"num_hidden_layers": 1}))
+        refused(
+            lambda: model(inputs["input_ids"], **{ARGUMENT: KvgenCache(shallow, 16, dtype=model.dtype)}),
+            f"{ARGUMENT}: got rows of layer 1; the cache was made for a config of 1 layers; pass KvgenCache(model.config",
+        )
         model.model.layers[0].self_attn.is_causal = False
         refused(
-            lambda: model(inputs["input_ids"], past_key_values=make()),
+            lambda: model(inputs["input_ids"], **{ARGUMENT: make()}),
             "for LlamaAttention, whose tokens see later ones",
         )
         model.model.layers[0].self_attn.is_causal = True
         model.set_attn_implementation("sdpa")
-        refused(lambda: model(inputs["input_ids"], past_key_values=make()), "but layer 0 attended without it")
+        refused(lambda: model(inputs["input_ids"], **{ARGUMENT: make()}), "but layer 0 attended without it")
         model.set_attn_implementation("kvgen")
-    refused(lambda: model(inputs["input_ids"], past_key_values=make()), "got 'kvgen' with gradients")
+    refused(lambda: model(inputs["input_ids"], **{ARGUMENT: make()}), "got 'kvgen' with gradients")
     bloom = transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
     refused(lambda: KvgenCache(bloom, 8), "attend with ALiBi", ConfigError)
     hybrid = transformers.Qwen3NextConfig(**COMMON, layer_types=["linear_attention", "full_attention"])
@@ -336,7 +363,48 @@ def test_what_is_refused() -> None:
         assert layer.attention is not None
         object.__setattr__(layer.attention, "scale", 0.5)
     with torch.no_grad():
-        refused(lambda: model(inputs["input_ids"], past_key_values=other), "where its config was read as 0.5")
+        refused(lambda: model(inputs["input_ids"], **{ARGUMENT: other}), "where its config was read as 0.5")
+
+
+def test_what_generate_asks_for_besides() -> None:
+    """Calls with caches of its own are refused with what to do; drafts of a model with another attention are not."""
+    model = model_of("Llama")
+    model.set_attn_implementation("kvgen")
+    draft = model_of("Llama")
+
+    def answer(**more: Any) -> Any:
+        cache = KvgenCache(model.config, 24, dtype=model.dtype)
+        return model.generate(**prompts((9,)), **{ARGUMENT: cache}, max_new_tokens=4, do_sample=False, **more)
+
+    says = (
+        f"{ARGUMENT}: attn_implementation='kvgen' got rows of LlamaAttention that no KvgenCache holds; pass {ARGUMENT}="
+        "KvgenCache(model.config, max_tokens=...). For guidance_scale and assistant_early_exit generate() calls the model with "
+        "another cache: leave them out, or use another attn_implementation. An assistant_model gets another one than 'kvgen'"
+    )
+    right = answer()
+    assert (answer(assistant_model=draft) == right).all()
+    draft.set_attn_implementation("kvgen")
+    refused(lambda: answer(assistant_model=draft), says)
+    refused(lambda: answer(guidance_scale=1.5), says)
+    layers = model.config.num_hidden_layers
+    refused(lambda: answer(assistant_early_exit=1), says)
+    model.config.num_hidden_layers = layers  # which transformers leaves as the draft had it
+    refused(lambda: answer(output_attentions=True, return_dict_in_generate=True), "output_attentions: got True")
+    assert (answer() == right).all()
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patch releases of the known ones, and no other."""
+    versions.check()
+    for name in ("5.22", "5.25", "6.0", "4.57"):
+        monkeypatch.setattr(versions, "_NAME", name)
+        monkeypatch.setattr(transformers, "__version__", f"{name}.1")
+        with pytest.raises(ImportError) as error:
+            versions.check()
+        assert str(error.value) == (
+            f"kvgen.integrations.transformers works with transformers 5.23 and 5.24; got {name}.1; pip install "
+            "'transformers>=5.23,<5.25'"
+        )
 
 
 def test_a_config_that_is_not_read() -> None:

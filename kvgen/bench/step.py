@@ -105,6 +105,7 @@ class Step:
                 norm=norm,
                 weight=arrays.get(f"{role}_weight"),
                 norm_bias=arrays.get(f"{role}_norm_bias"),
+                mean_square=arrays.get(f"{role}_mean_square"),
                 norm_order=op.norm_order,
                 rope=None if role == "v" else self.rope,
                 positions=positions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import time
 import warnings
@@ -41,6 +42,8 @@ Exit status: 0 fine, 1 a finding, 2 a usage, spec or tool error.
 """
 SELECTOR: Final = "SELECTOR is SET or SET/OP, with globs: llama3_8b, 'qwen*', '*/append'; none means everything."
 
+_PLACE: Final = re.compile(r"[^ :]+\.\w+(:\d+)?: ")
+
 
 class Verb(TyperCommand):
     """A verb whose usage line names its arguments as DIR, [SELECTOR] or SELECTOR..., where versions of typer differ."""
@@ -73,7 +76,8 @@ class Verbs(TyperGroup):
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
         except KvgenError as error:
-            if not isinstance(error, SpecError):  # whose lines begin with file:line, for editors to follow
+            # A spec's lines begin with file:line, for editors to follow; those of an option or a folder have no file.
+            if not isinstance(error, SpecError) or not _PLACE.match(str(error)):
                 typer.secho("error: ", fg="red", bold=True, nl=False, err=True)
             typer.echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None

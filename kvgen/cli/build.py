@@ -22,7 +22,8 @@ def build(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more.
+    """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more, and what a build
+    that was killed left behind.
 
     README.md of that folder lists all sets of the project. Decodes and extends that stay on CUDA cores are warned of, with the
     reason and, of decodes, what the model of docs/cycles.md makes of them.

@@ -156,13 +156,17 @@ def _archs(patterns: list[str]) -> list[str]:
 
     from kvgen.compile import ARCHS, supported_archs
     from kvgen.errors import ToolError
+    from kvgen.spec.hints import nearest
 
     found: list[str] = []
     for pattern in patterns:
         pool = supported_archs() if any(ch in pattern for ch in "*?[") else ARCHS
         hits = [a for a in pool if fnmatchcase(a, pattern)]
         if not hits:
-            raise ToolError(f"--arch: got {pattern!r}; it must be one of {', '.join(ARCHS)}, or a glob such as 'sm_*'")
+            meant = nearest(pattern, list(ARCHS), "KernelSet", "arch")
+            raise ToolError(
+                f"--arch: got {pattern!r}; it must be one of {', '.join(ARCHS)}, or a glob such as 'sm_*'{meant}"
+            )
         found += [a for a in hits if a not in found]
     return found
 

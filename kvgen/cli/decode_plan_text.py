@@ -188,6 +188,7 @@ def _extend(
             "query": "shared memory",
             "blocks_per_multiprocessor": context.blocks_per_sm,
             "rings": {},
+            **rows,
         }
     for arch in archs:
         count, room = (
@@ -240,6 +241,8 @@ def _rows_of_decode(kernels: KernelSet, op: Extend) -> dict[str, Any]:
     if op.split == "invariant":
         return {"decode_rows": 0, "decode_rows_of_any": 0, "token_costs": []}
     found = op.decode_rows(kernels, row_rule.MOST_ROWS)
+    if op.walk(kernels)[0] == "CUDA cores":  # which the rule has no costs of
+        return {"decode_rows": op.decode_rows(kernels), "decode_rows_of_any": found, "token_costs": []}
     costs = []
     for rows in (max(1, found), found + 1):
         by_decode = row_rule.decode_cost(kernels, rows, arch, asks=op.score is not None or op.mask.tree is not None)
@@ -253,6 +256,10 @@ def _rows_of_decode(kernels: KernelSet, op: Extend) -> dict[str, Any]:
 def _rows_text(found: dict[str, Any]) -> list[str]:
     if "decode_rows" not in found:
         return []
+    if not found["token_costs"] and found["decode_rows"]:
+        return [
+            f"rows     requests of up to {found['decode_rows']} are decode's, others extend's: extend on CUDA cores costs more"
+        ]
     if not found["token_costs"]:
         return ["rows     all are extend's: a row's bits may not depend on how many come with it"]
     most, any_of = found["decode_rows"], found["decode_rows_of_any"]

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvgen.cli.decode_plan_text import attention, attention_text
+from kvgen.cli.op_fields import op_fields
 from kvgen.codegen.emit import kernel_files
 from kvgen.expr.to_c import c
 from kvgen.expr.to_python import python
@@ -38,6 +39,7 @@ def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:
             {
                 "op": op.name,
                 **_plan(kernel, archs),
+                "fields": op_fields(kernels, op),
                 "attention": None if kernels.cache.states else attention(kernels, op, kernel, archs),
             }
             for op in kernels.ops
@@ -270,6 +272,9 @@ def plan_text(found: dict[str, Any]) -> str:
         where = f", on {', '.join(kernel['archs'])}" if kernel["archs"] != found["arch"] else ""
         lines.append(f"\n  {kernel['name']}: {kernel['entry']} from {kernel['template']}{where}")
         lines.append(f"     grid ({', '.join(kernel['grid'])}) of {kernel['threads']} threads, {_shared(kernel)}")
+        if kernel["fields"] and kernel["name"] == kernel["op"]:
+            rows = [("field", "value", "from"), *((f["field"], f["value"], f["from"]) for f in kernel["fields"])]
+            lines += _columns(rows, "     ")
         if kernel["attention"] is not None:
             lines += [f"     {line}" for line in attention_text(kernel["attention"])]
         lines += _params("parameter", kernel["params"])

@@ -13,7 +13,11 @@ from kvgen.cli.console import at_least, complete_kv_dtype, complete_preset, say
 def init(
     config: Annotated[
         Path,
-        typer.Option("--from", metavar="CONFIG.JSON", help="A Hugging Face model config; read as JSON, nothing else."),
+        typer.Option(
+            "--from",
+            metavar="CONFIG.JSON",
+            help="A Hugging Face model config, or the folder that has it; read as JSON, nothing else.",
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -83,8 +87,8 @@ def init(
 
     Layers whose heads differ get a set each, in a list. docs/models.md has the models that are read.
 
-    A checkpoint whose KV is quantized (compressed-tensors, ModelOpt, Quark) gets a cache that is, unless --kv-dtype says
-    otherwise:
+    A checkpoint whose KV is quantized, as config.json or hf_quant_config.json beside it says (compressed-tensors, ModelOpt,
+    Quark), gets a cache that is, unless --kv-dtype says otherwise:
 
     \b
     bf16 f16 f32   elements as they are
@@ -115,6 +119,7 @@ def init(
         kv_dtype=kv_dtype,
         serving=models.Serving(tp, page_size, preset),
         architecture=architecture,
+        quantization=models.read_quantization(config),
     )
     if output is None:
         typer.echo(text, nl=False)
@@ -131,8 +136,26 @@ def init(
         raise ConfigError(f"-o: {shown} is a {kind}; give the name of a new file, or of a file to overwrite")
     if kind == "file" and not force:
         raise ConfigError(f"-o: {shown} exists already; give another name, or --force to overwrite it")
+    _check_names(output, text)
     write_inside(output.parent, output.name, text.encode())
     say(f"wrote {shown}; next: kvgen build {output.stem}")
+
+
+def _check_names(output: Path, text: str) -> None:
+    """Raise ConfigError where a spec beside `output` has a set of a name that the new one has: a project takes one of each."""
+    from kvgen.errors import ConfigError
+    from kvgen.files import is_folder, named
+    from kvgen.spec.loader import spec_files
+    from kvgen.spec.set_names import set_names
+
+    names = set_names(text, output.stem) or (output.stem,)
+    for file in spec_files(output.parent, output.parent) if is_folder(output.parent) else ():
+        name = next((name for name in names if name in file.expected), None)
+        if name is not None and file.path.name != output.name:
+            raise ConfigError(
+                f"-o: {named(output)} would have a set {name!r}, which {named(file.path)} has too; each set needs a name of its "
+                "own, which begins with the file's, cut to 40 characters; give another file name"
+            )
 
 
 def _archs(text: str) -> tuple[str, ...]:

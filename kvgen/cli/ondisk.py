@@ -12,17 +12,21 @@ from kvgen.files import Kind, kind_of, names_in, read_bytes, target_of
 CRLF: Final = "its lines end in CRLF; put `* text eol=lf` for this folder into .gitattributes"
 LIMIT: Final = 1 << 24  # bytes; generated files have a few hundred KiB
 _PYC: Final = re.compile(r"(\w+)\.[\w-]+(?:\.opt-\w+)?\.pyc")
+_PYC_BEFORE: Final = re.compile(r"\w+\.[\w-]+(?:\.opt-\w+)?\.pyc\.\d+")  # until Python has written it; never run
 _UNCHECKED: Final = 0b01  # the second word of a .pyc: made from a hash of the source that Python is told not to compare
 
 
 def names_on_disk(out: Path, path: str = "") -> Iterator[tuple[str, Kind]]:
-    """Every name below the output folder, in order, with what it is: files, links, which are not followed, empty folders."""
+    """Every name below the output folder, in order, with what it is: files, links, which are not followed, empty folders.
+
+    Left out are files that Python renames to bytecode, or did not live to rename.
+    """
     for name in names_in(out / path) if path or kind_of(out) != "missing" else ():
         inner = f"{path}/{name}" if path else name
         kind = kind_of(out / inner)
         if kind == "folder" and names_in(out / inner):
             yield from names_on_disk(out, inner)
-        else:
+        elif kind != "missing" and not (path.rpartition("/")[2] == "__pycache__" and _PYC_BEFORE.fullmatch(name)):
             yield inner, kind
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from kvgen.cli.ondisk import CRLF, distrusted, in_its_place, names_on_disk, read_generated, source_of
@@ -14,7 +14,7 @@ from kvgen.cli.resources_json import is_recorded, problem
 from kvgen.codegen.emit import banner_digest, body_digest, body_of
 from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.errors import ToolError
-from kvgen.files import Kind, kind_of, named
+from kvgen.files import Kind, is_left_over, is_temporary, kind_of, named
 
 State = Literal["missing", "extra", "stale", "edited"]
 Mend = Literal["build", "record", "move"]
@@ -99,6 +99,10 @@ def _extra(out: Path, path: str, kind: Kind, sources: Collection[str]) -> Findin
     if source is not None:
         note = distrusted(out / path) if source in sources else "bytecode without a source of kvgen's beside it"
         return Finding(path, "extra", note) if note else None
+    if kind == "folder":
+        return Finding(path, "extra", "an empty folder")
+    if kind == "file" and is_temporary(path):  # one that is no left-over is being written by another process
+        return Finding(path, "extra", "left over from a write that was stopped") if is_left_over(out / path) else None
     if kind == "file" and written_by_kvgen(out / path):
         note = by_hand(path, read_generated(out / path))
         if note is None:
@@ -137,9 +141,12 @@ def _all(project: Project, wanted: Callable[[str], bool]) -> Iterator[Finding]:
         if found:
             yield found
     known = {*project.files, *records, *astray}
+    folders = {parent.as_posix() for path in known for parent in PurePosixPath(path).parents}
     sources = known | {path for path in _USERS if kind_of(out / path) == "file"}
     for path, kind in names_on_disk(out):
-        if not wanted(path):
+        if not wanted(path) or (
+            kind == "folder" and path in folders
+        ):  # an empty one: its files are missing, and found already
             continue
         steps = path.split("/")  # a known name above is a folder in a file's place, and found already
         if any("/".join(steps[:end]) in known for end in range(1, len(steps) + 1)):

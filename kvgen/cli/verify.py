@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,8 +17,7 @@ from kvgen.files import named
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from kvgen.cli.project import Project
-    from kvgen.cli.selection import Chosen
+    from kvgen.cli.verify_sets import Verified
     from kvgen.verify.bandwidth import Reading
     from kvgen.verify.calibrate import Calibration
     from kvgen.verify.results import KernelResult, SetResult
@@ -57,6 +54,15 @@ def verify(
         typer.Option("--issue", metavar="FILE", help="Write the text of an issue; - prints it.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", callback=at_least(0), help="Other random numbers.")] = 0,
+    drawn: Annotated[
+        int,
+        typer.Option(
+            "--drawn",
+            metavar="N",
+            callback=at_least(0),
+            help="Run N sets of each drawn kind; sets of the project run beside them where SELECTORS name them.",
+        ),
+    ] = 0,
     patience: Annotated[
         int,
         typer.Option(
@@ -77,9 +83,11 @@ def verify(
     kvgen verify llama3_8b                        on the CPU machine; no GPU needed
     kvgen verify --gpu --json gpu.json            every set on this GPU
     kvgen verify --gpu --issue gpu.md --json gpu.json    a report to file
+    kvgen verify --drawn 2 --seed 7               features that the project's sets do not have
     """
     from kvgen.cli.project import open_project
     from kvgen.cli.resources_json import installed
+    from kvgen.cli.verify_sets import drawn_sets, of_project
     from kvgen.errors import ToolError
     from kvgen.files import is_folder, kind_of
     from kvgen.verify.report import document
@@ -95,16 +103,17 @@ def verify(
         if path not in (None, _STDOUT) and not is_folder(path.parent):
             raise ToolError(f"{option}: {named(path)} is in no folder; make {named(path.parent)}, or name another file")
     printing = _STDOUT in (json_file, issue)
-    project = open_project(selectors=selectors)
-    said = partial(_say_machine, project, printing)
-    ran = _on_gpu(project, quick, seed, patience, said) if gpu else _on_cpu(project, quick, seed, said)
+    project = open_project(selectors=selectors) if selectors or not drawn else None
+    sets = [*(of_project(project) if project is not None else ()), *drawn_sets(drawn, seed)]
+    said = partial(_say_machine, len(sets), printing)
+    ran = _on_gpu(sets, quick, seed, patience, said) if gpu else _on_cpu(sets, quick, seed, said)
     found = document(
         ran.sets,
         device=ran.facts,
         nvrtc=installed(),
         seed=seed,
         quick=quick,
-        selectors=selectors or (),
+        selectors=(*(selectors or ()), *((f"--drawn {drawn}",) if drawn else ())),
         bandwidth=ran.bandwidth,
         calibration=ran.calibration,
     )
@@ -117,74 +126,57 @@ def verify(
         for path, what in ((json_file, "the report"), (issue, "the text of an issue")):
             if path is not None:
                 say(f"{what}: {named(path)}")
-    project.end()
+    if project is not None:
+        project.end()
     if found["summary"]["wrong"] or found["calibration_wrong"]:
         raise typer.Exit(1)
 
 
-def _say_machine(project: Project, printing: bool, facts: dict[str, Any]) -> None:
+def _say_machine(sets: int, printing: bool, facts: dict[str, Any]) -> None:
     if not printing:
-        say(f"{facts['name']}: {len(project.chosen)} set(s)")
+        say(f"{facts['name']}: {sets} set(s)")
 
 
-def _on_gpu(project: Project, quick: bool, seed: int, patience: int, said: Callable[[dict[str, Any]], None]) -> _Found:
+def _on_gpu(
+    sets: Sequence[Verified], quick: bool, seed: int, patience: int, said: Callable[[dict[str, Any]], None]
+) -> _Found:
     """Every set on this machine's GPU. Raises DeviceError that says what is missing."""
     from kvgen.cli.verify_gpu import How, verify_gpu
 
-    found = verify_gpu(project, How(quick, seed, patience), partial(_digest, project), said)
+    found = verify_gpu(sets, How(quick, seed, patience), said)
     return _Found(found.facts, found.sets, found.bandwidth, found.calibration)
 
 
-def _on_cpu(project: Project, quick: bool, seed: int, said: Callable[[dict[str, Any]], None]) -> _Found:
+def _on_cpu(sets: Sequence[Verified], quick: bool, seed: int, said: Callable[[dict[str, Any]], None]) -> _Found:
     """Every set on the CPU machine, in this process; the bar advances by kernels."""
-    from kvgen.cli.project import generated
-
     found = _Found({"name": "CPU machine"}, [])
     said(found.facts)
-    with progress("verifying", sum(len(item.ops) for item in project.chosen)) as done:
-        for item in project.chosen:
-            with generated(project.config.out, item.name) as package:
-                found.sets.append(_set(project, item, package, quick, seed, done))
+    with progress("verifying", sum(len(its.ops) for its in sets)) as done:
+        for its in sets:
+            found.sets.append(_set(its, quick, seed, done))
     return found
 
 
-def _set(
-    project: Project, item: Chosen, package: ModuleType, quick: bool, seed: int, done: Callable[[], None]
-) -> SetResult:
+def _set(its: Verified, quick: bool, seed: int, done: Callable[[], None]) -> SetResult:
     """Every kernel of a set that was chosen, on the CPU machine."""
     from kvgen.verify.memory import HostMemory
     from kvgen.verify.results import KernelResult, SetResult
     from kvgen.verify.run import Verifier
 
-    kernels = item.loaded.kernels
+    kernels = its.kernels
     arch = next((a for a in reversed(kernels.arch) if a in ("sm_80", "sm_89", "sm_90a")), "")
-    result = SetResult(item.name, arch or _NONE, *_digest(project, item.name))
-    verifier = Verifier(kernels, package, HostMemory(), seed, quick)
-    for op in (op for op in kernels.ops if op.name in item.ops):
-        if arch:
-            result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
-            result.kernels.append(verifier.run(op))
-        else:
-            why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on the CPU machine"
-            result.kernels.append(KernelResult(op.name, op.kind, why=why))
-        done()
+    with its.package() as package:
+        result = SetResult(its.name, arch or _NONE, *its.digest())
+        verifier = Verifier(kernels, package, HostMemory(), seed, quick)
+        for op in (op for op in kernels.ops if op.name in its.ops):
+            if arch:
+                result.kernels += [verifier.run(op, arch=other) for other in verifier.other_archs(op)]
+                result.kernels.append(verifier.run(op))
+            else:
+                why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on the CPU machine"
+                result.kernels.append(KernelResult(op.name, op.kind, why=why))
+            done()
     return result
-
-
-def _digest(project: Project, name: str) -> tuple[str, bool]:
-    """The SHA-256 of a set's generated files and of the device library, as they lie there; whether they are what the spec
-    gives."""
-    from kvgen.cli.ondisk import LIMIT
-    from kvgen.files import read_bytes
-
-    hashed, same = hashlib.sha256(), True
-    for path, file in project.files.items():
-        if not path.startswith((f"{name}/", "device/")):
-            continue
-        data = read_bytes(project.config.out / path, limit=LIMIT, name=project.shown(path))
-        hashed.update(f"{path}\0{len(data)}\0".encode() + data)
-        same &= data == file.text.encode()
-    return hashed.hexdigest(), same
 
 
 def _write(path: Path, content: Any) -> None:

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kvgen.cli.progress import progress
-from kvgen.cli.project import Project, generated
-from kvgen.cli.selection import Chosen
+from kvgen.cli.verify_sets import Verified
 from kvgen.compile import select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
@@ -63,24 +62,14 @@ class _Kernel:
     timings: int
 
 
-def verify_gpu(
-    project: Project,
-    how: How,
-    digest: Callable[[str], tuple[str, bool]],
-    said: Callable[[dict[str, Any]], None],
-) -> OnGpu:
-    """Measure the GPU, then run and time every chosen kernel. `digest` gives a set's SHA-256 and whether it is in step; `said`
-    is called with the GPU's facts before anything long begins.
+def verify_gpu(sets: Sequence[Verified], how: How, said: Callable[[dict[str, Any]], None]) -> OnGpu:
+    """Measure the GPU, then run every kernel of the sets, and time those of the project. `said` is called with the GPU's facts
+    before anything long begins.
 
     Raises DeviceError where no GPU can be used, with what to do.
     """
-    files = {
-        item.name: (str(project.config.root / item.loaded.source), item.loaded.source, str(project.config.root))
-        for item in project.chosen
-    }
-    setup = json.dumps(
-        {"out": str(project.config.out), "sets": files, **asdict(how), "timing_patience": how.timing_patience}
-    )
+    specs = {its.name: its.spec for its in sets}
+    setup = json.dumps({"sets": specs, **asdict(how), "timing_patience": how.timing_patience})
     with Supervisor([sys.executable, "-m", _WORKER, setup]) as children:
         try:
             cuda.driver()  # without a driver no child need start
@@ -89,9 +78,9 @@ def verify_gpu(
             raise DeviceError(
                 f"--gpu: {error}; `kvgen doctor` shows what this machine has, and `kvgen verify --cpu` needs no GPU"
             ) from error
-        with progress("verifying", sum(len(item.ops) for item in project.chosen)) as done:
-            for item in project.chosen:
-                found.sets.append(_set(project, item, children, found, how, digest(item.name), done))
+        with progress("verifying", sum(len(its.ops) for its in sets)) as done:
+            for its in sets:
+                found.sets.append(_set(its, children, found, how, done))
     return found
 
 
@@ -113,37 +102,29 @@ def _measured(children: Supervisor, said: Callable[[dict[str, Any]], None]) -> O
     return OnGpu(dict(device.content), Calibration(tuple(figures), tuple(wrong), round(seconds, 2)), readings)
 
 
-def _set(
-    project: Project,
-    item: Chosen,
-    children: Supervisor,
-    gpu: OnGpu,
-    how: How,
-    digest: tuple[str, bool],
-    done: Callable[[], None],
-) -> SetResult:
+def _set(its: Verified, children: Supervisor, gpu: OnGpu, how: How, done: Callable[[], None]) -> SetResult:
     """Every kernel of a set that was chosen: its cases, then its times."""
-    kernels = item.loaded.kernels
+    kernels = its.kernels
     major, _, minor = gpu.facts["capability"].partition(".")
     try:
         arch = select_arch((int(major), int(minor)), kernels.arch)
     except DeviceError:
         arch = ""
-    result = SetResult(item.name, arch or "-", *digest)
-    ops = [op for op in kernels.ops if op.name in item.ops]
+    result = SetResult(its.name, arch or "-", *its.digest())
+    ops = [op for op in kernels.ops if op.name in its.ops]
     if not arch:
         why = f"the set is generated for {', '.join(kernels.arch)}, none of which runs on this GPU"
         result.kernels += [KernelResult(op.name, op.kind, why=why) for op in ops]
     else:
-        with generated(project.config.out, item.name) as package:
+        with its.package() as package:
             verifier = Verifier(kernels, package, GpuMemory(0), how.seed, how.quick)
             found = []
             for op in ops:
                 plans = verifier.plans(op)
-                timings = len(works(kernels, op)) if plans else 0
+                timings = len(works(kernels, op)) if plans and its.spec is not None else 0
                 kernel = KernelResult(op.name, op.kind, why=verifier.why_not(op) if not plans else "")
                 found.append(_Kernel(op, kernel, plans, min(timings, 1) if how.quick else timings))
-        result.kernels += [_kernel(children, item.name, each, gpu, how) for each in found]
+        result.kernels += [_kernel(children, its.name, each, gpu, how) for each in found]
     for _ in ops:
         done()
     return result

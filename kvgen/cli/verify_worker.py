@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from kvgen.cli.project import generated
+from kvgen.codegen.load import load
 from kvgen.compile import ARCHS, select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
@@ -21,6 +22,7 @@ from kvgen.spec.loader import load_file
 from kvgen.verify.bandwidth import compiled, filler, read_bandwidth
 from kvgen.verify.calibrate import calibrate_cubin, probed
 from kvgen.verify.device import Gpu
+from kvgen.verify.drawn import drawn_set
 from kvgen.verify.memory import GpuMemory
 from kvgen.verify.probe import GpuMachine, Sizes
 from kvgen.verify.probes import Bench
@@ -31,8 +33,8 @@ from kvgen.verify.worker import Clock, Done, serve
 
 
 class VerifyWorker:
-    """The work of one child process on one project. `how` is kvgen.cli.verify_gpu.How, with the folder `out` and each set's spec
-    file by name."""
+    """The work of one child process. `how` is kvgen.cli.verify_gpu.How, with `sets`: of each set's name, where its spec and its
+    package lie, None of a set that is drawn."""
 
     def __init__(self, how: Mapping[str, Any], stack: ExitStack) -> None:
         self._how, self._stack = how, stack
@@ -81,7 +83,6 @@ class VerifyWorker:
         clock(HOST_PATIENCE)
         kernels, package = self._set(name)
         op = _op(kernels, op_name)
-        self._load(package, op)
 
         def launching(launches: bool) -> None:
             clock(self._how["patience"] if launches else HOST_PATIENCE)
@@ -90,7 +91,10 @@ class VerifyWorker:
         verifier = Verifier(kernels, package, GpuMemory(self._gpu.ordinal), seed, quick, launching=launching)
         if (name, op_name) not in self._plans:
             self._plans[name, op_name] = verifier.plans(op)
-        result = verifier.case(op, self._plans[name, op_name][number])
+        plan = self._plans[name, op_name][number]
+        for each in (op, *(step.op for step in plan.steps)):
+            self._load(package, each)
+        result = verifier.case(op, plan)
         return Done(asdict(result), result.wrong)
 
     def _time(self, name: str, op_name: str, number: int, read_gb_s: float, clock: Clock) -> Done:
@@ -105,10 +109,15 @@ class VerifyWorker:
 
     def _set(self, name: str) -> tuple[KernelSet, ModuleType]:
         if name not in self._kernels:
-            path, source, root = self._how["sets"][name]
-            loaded = load_file(Path(path), source, Path(root))
-            self._kernels[name] = next(s.kernels for s in loaded if s.kernels.name == name)
-            self._packages[name] = self._stack.enter_context(generated(Path(self._how["out"]), name))
+            where = self._how["sets"][name]
+            if where is None:
+                self._kernels[name] = drawn_set(name, self._how["seed"])
+                self._packages[name] = load(self._kernels[name])
+            else:
+                path, source, root, out = where
+                loaded = load_file(Path(path), source, Path(root))
+                self._kernels[name] = next(s.kernels for s in loaded if s.kernels.name == name)
+                self._packages[name] = self._stack.enter_context(generated(Path(out), name))
         return self._kernels[name], self._packages[name]
 
     def _load(self, package: ModuleType, op: Op) -> None:

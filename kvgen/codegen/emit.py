@@ -77,9 +77,10 @@ def _file(path: str, sources: str, body: str, trace: Callable[[], tuple[str, ...
     return File(path, banner + body, trace)
 
 
-def _templated(path: str, spec: str, template: str, context: object) -> File:
-    text = render(template, context)
-    return _file(path, f"{spec} and templates/{template}", text, partial(origins, template, context, text))
+def _templated(path: str, spec: str, template: str, context: object, *, given_scales: bool = False) -> File:
+    text = render(template, context, given_scales=given_scales)
+    trace = partial(origins, template, context, text, given_scales=given_scales)
+    return _file(path, f"{spec} and templates/{template}", text, trace)
 
 
 def _kind(p: Field | Param) -> ParamKind:
@@ -152,7 +153,10 @@ def _places(path: str, text: str) -> tuple[str, ...]:
 
 
 def _kernel(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
-    return _written(path, loaded, plan) if plan.source else _templated(path, loaded.source, plan.template, plan.context)
+    if plan.source:
+        return _written(path, loaded, plan)
+    given = loaded.kernels.cache.given_scales
+    return _templated(path, loaded.source, plan.template, plan.context, given_scales=given)
 
 
 def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:

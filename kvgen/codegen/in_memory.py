@@ -10,7 +10,7 @@ from typing import Final
 
 from kvgen.codegen.emit import File, files_elsewhere, kernel_files, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
-from kvgen.compile import cache_folder, compile_many, default_cache, text_digest, write_folder
+from kvgen.compile import archs_given, cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
 from kvgen.spec.kernel_set import Arch, KernelSet
@@ -74,11 +74,12 @@ def _rendered(
         raise SpecError(
             f"kernels: got {type(kernels).__name__}; load takes a spec, or the name or digest of a set; pass a KernelSet or text"
         )
+    if name is not None and not isinstance(name, str):
+        raise SpecError(f"name: got {name!r}; pass text, a name in C such as 'llama3_8b'")
     try:
         if arch is not None:
-            given = [arch] if isinstance(arch, str) else list(arch)
-            kernels = KernelSet(**{**dict(kernels), "arch": given})
-        called = kernels if name is None else kernels.model_copy(update={"name": ""}).named(name)
+            kernels = KernelSet(**{**dict(kernels), "arch": archs_given(arch)})
+        called = kernels if name is None else kernels.called(name)
         part = shard(called, tp)
         named = part.named("unnamed")
         if named.name == "unnamed":

@@ -14,7 +14,7 @@ from kvgen.compile.aot import (
     read_launchers,
     write_folder,
 )
-from kvgen.compile.arch import ARCHS, Arch, select_arch, supported_archs
+from kvgen.compile.arch import ARCHS, Arch, archs_given, select_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
@@ -49,6 +49,7 @@ __all__ = [
     "Unit",
     "UnitError",
     "UnitsError",
+    "archs_given",
     "cache_folder",
     "compile_many",
     "compile_unit",

@@ -22,12 +22,13 @@ from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.compile.program import Image
 from kvgen.compile.resources import Resources, resources_from
 from kvgen.errors import ArgumentError, ToolError
-from kvgen.files import kind_of, named, read_bytes, remove_inside, write_inside
+from kvgen.files import kind_of, locked, named, read_bytes, remove_inside, remove_left_overs, write_inside
 from kvgen.json_file import read_object, shown
 from kvgen.version import ABI
 
 _SCHEMA: Final = 1
 _MANIFEST: Final = "manifest.json"
+_LOCK: Final = ".manifest.lock"
 _LAUNCHERS: Final = "launchers.py"
 _MANIFEST_LIMIT: Final = 1 << 26  # bytes; an entry has half a KiB
 _CUBIN_LIMIT: Final = 1 << 28
@@ -158,6 +159,14 @@ def write_folder(
         name: _set_of(name, text, digests, elsewhere or {}, shards or {}) for name, text in (launchers or {}).items()
     }
     data |= {sets[name].file: text.encode() for name, text in (launchers or {}).items()}
+    with locked(folder, _LOCK):  # from the old manifest to the new one: no other process's sets get lost
+        return _replace_sets(folder, entries, sets, data)
+
+
+def _replace_sets(
+    folder: Path, entries: dict[str, ManifestEntry], sets: dict[str, ManifestSet], data: Mapping[str, bytes]
+) -> Manifest:
+    """Write these sets in place of what the folder had of them; `data` has every file's bytes."""
     replaced = {entry.set for entry in entries.values()} | set(sets)
     dropped: list[str] = []
     previous = _previous(folder)
@@ -179,6 +188,8 @@ def write_folder(
         "sets": [dataclasses.asdict(each) for each in manifest.sets],
         "kernels": [dataclasses.asdict(entry) for entry in manifest.entries],
     }
+    for place in ("", *sorted(replaced)):
+        remove_left_overs(folder, place)
     for file, raw in data.items():
         write_inside(folder, file, raw)
     # After the files: a crash in between leaves digests that do not fit, which `find` and `read_launchers` refuse.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal, get_args
 
 from kvgen.compile import nvrtc
-from kvgen.errors import CompileError, DeviceError
+from kvgen.errors import CompileError, DeviceError, SpecError
 
 Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 ARCHS: Final[tuple[str, ...]] = get_args(Arch)
@@ -27,6 +27,19 @@ def check_arch(arch: str) -> None:
     """Raise CompileError unless `arch` is one of ARCHS."""
     if arch not in ARCHS:
         raise CompileError(f"arch: got {arch!r}; it must be one of {', '.join(ARCHS)}")
+
+
+def archs_given(arch: object) -> list[object]:
+    """`arch` of a call as a list of at least one name; one name may stand alone. Raises SpecError for what has no names.
+
+    Names are not compared with ARCHS: who takes them says which ones are there.
+    """
+    given = [arch] if isinstance(arch, str) else list(arch) if isinstance(arch, Collection) else None
+    if not given or isinstance(arch, (bytes, Mapping)):
+        raise SpecError(
+            f"arch: got {arch!r}; pass a list of architectures, such as ['sm_90a']; one of {', '.join(ARCHS)}"
+        )
+    return given
 
 
 def supported_archs() -> list[str]:

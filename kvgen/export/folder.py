@@ -15,7 +15,7 @@ from kvgen.errors import ToolError
 from kvgen.export.example import example_context
 from kvgen.export.header import HeaderContext, KernelContext, header_context
 from kvgen.export.words import shown
-from kvgen.files import is_folder, kind_of, named, read_bytes, write_inside
+from kvgen.files import is_folder, kind_of, named, read_bytes, remove_left_overs, write_inside
 from kvgen.paths import templates_root
 from kvgen.spec.loader import LoadedSet
 
@@ -158,6 +158,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool = Fals
     if foreign:
         lines = "".join(f"{named(folder / path)}: changed by hand, or not written by kvgen\n" for path in foreign)
         raise ToolError(f"{lines}nothing was written; choose another folder, or overwrite with `--force`")
+    for place in sorted({path.rpartition("/")[0] for path in files}):
+        remove_left_overs(folder, place)
     return [path for path, data in files.items() if write_inside(folder, path, data)]
 
 

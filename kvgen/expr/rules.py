@@ -27,8 +27,8 @@ def parse_rule(text: str) -> Expr:
         raise ValueError(f"got {text[:40]!r}... of {len(text)} characters; a rule has at most {_MOST}")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        reason = (error.msg if isinstance(error, SyntaxError) else str(error)) or "nested too deep"
         raise ValueError(f"got {text!r}; it cannot be read ({reason}); {_ALLOWED}") from None
     return _convert(tree, text.strip())
 

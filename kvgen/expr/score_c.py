@@ -74,13 +74,31 @@ class Printer:
         self._done: dict[int, tuple[str, int]] = {}
         self.lines: list[str] = []
         self._count(root)
+        self._prepare(root)
         self.result = self._written(root)[0]
 
-    def _count(self, value: Value) -> None:
-        self._uses[id(value)] = self._uses.get(id(value), 0) + 1
-        if self._uses[id(value)] == 1:
-            for arg in value.args:
-                self._count(arg)
+    def _count(self, root: Value) -> None:
+        waiting = [root]
+        while waiting:
+            value = waiting.pop()
+            self._uses[id(value)] = self._uses.get(id(value), 0) + 1
+            if self._uses[id(value)] == 1:
+                waiting += value.args
+
+    def _prepare(self, root: Value) -> None:
+        """Write what `root` is computed from, arguments first and in their order: without recursion, for a loop of the user's may
+        nest as deep as it likes."""
+        waiting = [(root, False, False)]
+        while waiting:
+            value, local, ready = waiting.pop()
+            if id(value) in self._done:
+                continue
+            if ready:
+                self._text(value, local=local)
+                continue
+            guarded = self._guarded(value) if value.op == "load" else [False] * len(value.args)
+            waiting += [(value, local, True)] if value is not root else []
+            waiting += reversed([(arg, asked, False) for arg, asked in zip(value.args, guarded, strict=True)])
 
     def _text(self, value: Value, *, local: bool = False) -> tuple[str, int]:
         """(C, how tightly it binds); a local where one is asked for, or the text is needed again or long."""
@@ -196,7 +214,7 @@ class Printer:
         narrow = len(sizes) == len(tensor.extents) and math.prod(sizes) <= WORD[1]
         one = len(value.args) == 1
         axes = list(zip(value.args, tensor.shape, tensor.extents, strict=True))
-        guarded = [not self._fits(index, axis) for index, axis, _ in axes]
+        guarded = self._guarded(value)
         for index, asked in zip(value.args, guarded, strict=True):
             self._text(index, local=asked)
         at = self._bits(value.args[0], 0 if one else times if narrow else _UNARY)
@@ -213,6 +231,11 @@ class Printer:
         if not guards:
             return text, tight
         return f"{' && '.join(guards)} ? {text} : {'0.0f' if value.kind == 'float' else '0'}", _TIGHT["where"]
+
+    def _guarded(self, load: Value) -> list[bool]:
+        """Of each index, whether it may lie outside of its axis."""
+        shape = self._names.tensors[load.payload].shape
+        return [not self._fits(index, axis) for index, axis in zip(load.args, shape, strict=True)]
 
     def _fits(self, index: Value, axis: int | str) -> bool:
         """Whether the index is inside of the axis whatever memory holds."""

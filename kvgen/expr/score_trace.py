@@ -18,6 +18,7 @@ from kvgen.expr.score_errors import FUNCTIONS, refuse
 Kind = Literal["float", "int", "condition"]
 FULL: Final = (-(2**31), 2**31 - 1)
 WORD: Final = (0, 2**32 - 1)
+MOST: Final = 4096  # operations of a score, of which each is a statement of CUDA or a part of one
 F32_MAX: Final = 3.4028235677973366e38  # what rounds to a finite f32 lies below
 # What `at` has, with bounds: of the call's own shape, or of what the cache's lengths may be. kv_head follows from q_head.
 PLACES: Final = {
@@ -45,6 +46,10 @@ class Graph:
         # 1 == 1.0 and 0.0 == -0.0, which are different literals.
         key = (kind, op, tuple(id(a) for a in args), repr(payload))
         if key not in self._known:
+            if len(self._known) == MOST:
+                refuse(
+                    f"got more than {MOST} different operations; a score of that many is computed for every key; use a tensor"
+                )
             self._known[key] = Value(self, kind, op, tuple(args), payload, bounds)
         return self._known[key]
 

@@ -163,6 +163,11 @@ def check_norm(
             f"{field}: got over='row' with {why}; its sum is over the latent and the RoPE part of a row of the caller's; "
             "use ops.Append with inputs='separate', or over='head', the norm of the latent part"
         )
+    if stored and norm.given:
+        raise ValueError(
+            f"{field}: got mean_square='given' for rows that are read where they are stored; a call brings mean squares of new "
+            "rows alone; use ops.Append, or mean_square='computed'"
+        )
     if field == "q_norm":
         dim = q_dim or dim
     if norm.dim is not None and norm.dim > dim:

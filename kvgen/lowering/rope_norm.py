@@ -23,8 +23,8 @@ _LINE: Final = 166  # characters of a line of numbers
 class NormContext:
     """A norm, and the struct `name` that a kernel spells out of it: over `count` elements, which are rounded to the C type
     `cast` (float: not at all) before they are multiplied by weights of C type `type`; `eps` and `offset` are decimal texts. RMS
-    norm, with weights or none (`plain`), over a head or the `whole_row`; or LayerNorm (`layer`), with a `bias` or none, weights
-    of all heads or `per_head`."""
+    norm, with weights or none (`plain`), over a head or the `whole_row`, whose mean square may be `given`; or LayerNorm
+    (`layer`), with a `bias` or none, weights of all heads or `per_head`."""
 
     name: str
     roles: str
@@ -38,6 +38,7 @@ class NormContext:
     layer: bool = False
     bias: bool = False
     per_head: bool = False
+    given: bool = False
 
     @property
     def word(self) -> str:
@@ -247,6 +248,7 @@ def norm_context(norm: Norm, element: str, dim: int, heads: int) -> NormContext:
         offset=decimal(norm.weight_offset),
         whole_row=norm.whole_row,
         plain=not norm.weight,
+        given=norm.given,
     )
 
 

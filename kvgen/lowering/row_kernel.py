@@ -29,6 +29,7 @@ from kvgen.spec.kernel_set import KernelSet
 
 THREADS: Final = 256
 _LINE: Final = 120  # characters of a line of parameters
+_FULL: Final = 8  # blocks of THREADS that fill an SM of sm_80 and sm_90
 _REGISTERS: Final = 65_536  # of an SM; a thread gets them eight at a time
 
 
@@ -95,8 +96,8 @@ class AppendContext(RotateCacheContext):
     rate: int
     residual: int
     state: bool
-    resident: int
-    most_registers: int
+    resident: int | str
+    most_registers: int | str
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class AppendQContext:
     checked: tuple[PositionsContext, ...]
     position_scale: tuple[PositionScaleContext, ...]
     pads: tuple[PadContext, ...]
-    resident: int
-    most_registers: int
+    resident: int | str
+    most_registers: int | str
 
 
 _CONTEXTS: Final[dict[str, type[RowsContext] | type[AppendQContext]]] = {
@@ -146,8 +147,17 @@ def parameter_lines(params: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _resident(parts: RowParts) -> int:
-    """Blocks an SM that the compiler is asked for: as many as it can give registers to without a spill; 0: as they come."""
+def _resident(parts: RowParts) -> tuple[int | str, int | str]:
+    """Blocks an SM that the compiler is asked for, as many as it can give registers to without a spill (0: as they come), and the
+    registers that a thread has then. Where 8 blocks have enough, some architectures hold fewer: the device library's number."""
+    blocks = _blocks(parts)
+    if blocks == _FULL:
+        return "kFullBlocks", "32 (with 6 blocks 40)"
+    return blocks, _REGISTERS // (THREADS * max(1, blocks)) // 8 * 8
+
+
+def _blocks(parts: RowParts) -> int:
+    """Blocks an SM, by what the rows need registers for; 0: as they come."""
     blocks = [scales for w in parts.writes if w.blocks for scales in w.segment.scales]
     # Blocks of several heads, or of many accesses a lane, take more than 6 would leave.
     many = any(q.heads > 1 or q.chunks > 2 for q in blocks)
@@ -156,7 +166,7 @@ def _resident(parts: RowParts) -> int:
             return 0
         # Beside other rows of the same array only blocks that a lane has in one access leave enough.
         alone = len(parts.writes) == 1 or (len(parts.inputs) == 1 and blocks[0].chunks == 1)
-        return 8 if len(blocks) == 1 and alone else 6
+        return _FULL if len(blocks) == 1 and alone else 6
     # To divide by a number of heads that is no power of two takes registers, too.
     if many or parts.q_heads & (parts.q_heads - 1):
         return 0
@@ -205,10 +215,12 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
     row_norms = tuple({p.role: p for p in reversed(parts.parts) if p.norm is not None and p.norm.whole_row}.values())[
         ::-1
     ]
+    resident, most_registers = _resident(parts)
     headers = {
+        "full_blocks": isinstance(resident, str),
         "entries": cache.entry_tokens > 1 and new.rows != "slots" and not new.q_alone,
         "angles": rope is not None,
-        "row_norm": bool(row_norms),
+        "row_norm": any(p.norm is not None and not p.norm.given for p in row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
         "first_pairs": any(p.head.turning for p in parts.parts),
         "position_scale": bool(scales),
@@ -247,8 +259,8 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         checked=checked,
         position_scale=scales,
         pads=parts.pads,
-        resident=_resident(parts),
-        most_registers=_REGISTERS // (THREADS * max(1, _resident(parts))) // 8 * 8,
+        resident=resident,
+        most_registers=most_registers,
     )
     kind = _CONTEXTS[template]
     context = kind(**{f.name: known[f.name] for f in fields(kind)})

@@ -398,6 +398,9 @@ class RowParts:
             align = min(16, kind.bytes * math.gcd(part.width, part.norm.count, part.dim))
             shape = (heads[role], part.norm.count) if part.norm.per_head else (part.norm.count,)
             field = f"{role}_norm.weight_dtype"
+            if part.norm.given:
+                doc = f"mean of the squares of {role}'s row, over the heads of all GPUs"
+                found.append(Array(f"{role}_mean_square", "f32", self._shape(), doc=doc))
             if not part.norm.plain:
                 doc = f"weights of {role}'s norm"
                 found.append(Array(f"{role}_weight", kind.name, shape, align=align, doc=doc, field=field))

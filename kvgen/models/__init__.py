@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, NoReturn
 
-from kvgen.errors import ConfigError, SpecError, ToolError
-from kvgen.json_file import parse_object, read_object, shown
+from kvgen.errors import ConfigError, SpecError
+from kvgen.json_file import shown
 from kvgen.models.compressed_text import compressed_source
 from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.family import Family
@@ -22,6 +22,7 @@ from kvgen.models.fields import Fields
 from kvgen.models.kv_dtype import AUTO, KV_DTYPES, stored_by_kind
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.missing import MISSING, MISSING_CLASSES
+from kvgen.models.published import parse, read, read_quantization
 from kvgen.models.reader import read_family
 from kvgen.models.serving import Serving, shard
 from kvgen.models.text import DEFAULT, spec_source
@@ -39,10 +40,10 @@ __all__ = [
     "facts",
     "parse",
     "read",
+    "read_quantization",
     "spec_text",
 ]
 
-SIZE_LIMIT = 2**20
 EXAMPLE = "llama_3_1_8b.json"
 DEFAULT_ARCH = ("sm_80", "sm_90a")
 
@@ -55,22 +56,6 @@ _WELL_KNOWN = (
 _ALSO_USED = ("rope_theta", "sliding_window", "kv_lora_rank")
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file of at most 1 MiB; `ConfigError` for anything else."""
-    try:
-        return read_object(path, limit=SIZE_LIMIT)
-    except ToolError as error:
-        raise ConfigError(f"{error}; give the path of a model's config.json") from None
-
-
-def parse(data: bytes, *, source: str) -> dict[str, Any]:
-    """The JSON object in `data`; `source` names it in messages."""
-    try:
-        return parse_object(data, source)
-    except ToolError as error:
-        raise ConfigError(str(error)) from None
-
-
 def example() -> dict[str, Any]:
     """Llama-3.1-8B's config.json, which ships with kvgen."""
     return parse(files(__package__).joinpath(EXAMPLE).read_bytes(), source=EXAMPLE)
@@ -80,10 +65,20 @@ def facts(config: Mapping[str, Any]) -> Checkpoint:
     """What a config says about the cache and attention; `ConfigError` names the field that is wrong or missing."""
     fields = Fields(config)
     family, text, architecture = _family(fields)
+    for place in (fields, text):
+        if place.values.get("is_causal") is False:
+            place.fail(
+                "is_causal", "tokens see later ones, and kvgen's append and decode are causal; valid: true, null"
+            )
     try:
-        return read_family(family, text, fields, architecture)
+        found = read_family(family, text, fields, architecture)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
+    own = _own_name(fields, text, architecture)
+    if own is None:
+        return found
+    note = f"{architecture} is a name of its makers': its attention is read as that of model_type {own}."
+    return replace(found, notes=(note, *found.notes))
 
 
 def spec_text(
@@ -95,6 +90,7 @@ def spec_text(
     serving: Serving = DEFAULT,
     architecture: str | None = None,
     name: str | None = None,
+    quantization: Mapping[str, Any] | None = None,
 ) -> str:
     """The Python text of a spec for a config.
 
@@ -103,6 +99,7 @@ def spec_text(
     kind. `kv_dtype` is one of KV_DTYPES: how KV is stored, or one for each kind of layers, such as "full=fp8,local=bf16";
     "auto" is what the config's quantization says, else the checkpoint's type. `serving` is how an engine serves it;
     `architecture` the class whose config this is, where the config names one that has no reader and the same fields.
+    `quantization` is the hf_quant_config.json beside the config: it says how KV is stored where the config does not.
     """
     if architecture is not None:
         if architecture not in BY_CLASS:
@@ -119,7 +116,8 @@ def spec_text(
             f"--kv-dtype: got {shown(kv_dtype)}; how {found.model.architecture}'s rows are stored is the engine's record; say it "
             "with --preset"
         )
-    how = {} if compressed else stored_by_kind(Fields(config), found, kv_dtype)
+    whole = Fields(config)
+    how = {} if compressed else stored_by_kind((whole, _text(whole)), found, kv_dtype, quantization)
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
     options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
@@ -156,8 +154,9 @@ def default_name(config: Mapping[str, Any]) -> str:
 
 def _name(found: Checkpoint) -> str:
     family = re.sub(r"For(CausalLM|ConditionalGeneration)\Z", "", found.model.architecture or "model")
-    family = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()
-    return f"{family}_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
+    family = re.sub(r"\A[^a-z]+", "", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", family).lower()) or "model"
+    shape = f"_{found.q_heads}x{found.kv_heads}x{found.head_dim}"
+    return f"{family[: 40 - len(shape)]}{shape}"
 
 
 def _family(fields: Fields) -> tuple[Family, Fields, str]:
@@ -181,6 +180,7 @@ def _family(fields: Fields) -> tuple[Family, Fields, str]:
     inner = inner or TEXT_OF_CLASS.get(named) or (TEXT_OF_TYPE.get(model_type) if isinstance(model_type, str) else None)
     if inner is None and named in BY_CLASS:
         return BY_CLASS[named][0], text, named
+    inner = inner or _own_name(fields, text, named)
     if inner is None or inner not in BY_TYPE:
         _unreadable(inner, "architectures[0]", named)
         _unreadable(MISSING_CLASSES.get(named), "architectures[0]", named)
@@ -191,6 +191,30 @@ def _family(fields: Fields) -> tuple[Family, Fields, str]:
         text,
         named if re.fullmatch(r"[A-Za-z0-9_]{1,64}", named) else _class_of(BY_TYPE[inner], inner),
     )
+
+
+def _own_name(fields: Fields, text: Fields, named: str) -> str | None:
+    """The model_type that a class without a row is of, by its name; None where the name says something else.
+
+    Such names are those of other heads (`Qwen2ForRewardModel`, `MistralModel`), of a model's own code
+    (`PhiMoEForCausalLM` of phimoe) and of drafts that are layers of it (`LlamaForCausalLMEagle3`).
+    """
+    model_type = fields.values.get("model_type")
+    known = text is fields and isinstance(model_type, str) and model_type in BY_TYPE
+    if not known or named in BY_CLASS or named in TEXT_OF_CLASS or not re.fullmatch(r"[A-Za-z0-9_]{1,64}", named):
+        return None
+    assert isinstance(model_type, str)
+    stem = _stem(re.sub(r"\AEagle3?|Eagle3?\Z", "", named))
+    return model_type if stem in {_plain(model_type), *map(_stem, BY_TYPE[model_type].classes.split())} else None
+
+
+def _stem(named: str) -> str:
+    """A class name without what stands on top of the model, in lower case: `Qwen2ForRewardModel` is qwen2."""
+    return _plain(re.sub(r"(?:For[A-Z]\w*|Model)\Z", "", named))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _of_type(fields: Fields, text: Fields, model_type: str) -> tuple[Family, Fields, str]:
@@ -258,8 +282,11 @@ def _unknown(fields: Fields, key: str, value: object, known: Mapping[str, object
     lacking = ", ".join(missing).replace("head_dim, ", "head_dim or ")
     near = difflib.get_close_matches(value, known, n=3) if isinstance(value, str) else []
     some = [*dict.fromkeys((*near, *[name for name in _WELL_KNOWN if name in known]))]
+    model_type = fields.values.get("model_type")
+    row = BY_TYPE.get(model_type) if isinstance(model_type, str) else None
+    of_type = f"{row.classes.split()[0]}`, of its model_type," if row is not None and row.classes else "CLASS`"
     raise ConfigError(
-        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(some)} and {len(known) - len(some)} more. Fields "
-        f"found: {', '.join(found) or 'none'}; missing: {lacking or 'none'}. A spec written by hand needs query heads, KV "
-        "heads and head dim"
+        f"{key}: got {shown(value)}; no reader for it; valid: {', '.join(some)} and {len(known) - len(some)} more. `--as "
+        f"{of_type} reads it as another class's, where its attention is the same. Fields found: {', '.join(found) or 'none'}; "
+        f"missing: {lacking or 'none'}. A spec written by hand needs query heads, KV heads and head dim"
     )

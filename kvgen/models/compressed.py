@@ -98,6 +98,8 @@ def _rope(text: Fields, turned: int, label: str, theta: float) -> Rope:
         found = flat.values if flat is not None and label == "compress" else {}
         found = {name: value for name, value in found.items() if name != "rope_theta"}
     found = {name: value for name, value in found.items() if name != "partial_rotary_factor"}
+    if found.get("attn_factor") is not None:
+        Fields(found, key).fail("attn_factor", "DeepSeek's code multiplies cos and sin by nothing; valid: null")
     length = {"max_position_embeddings": text.integer("max_position_embeddings", default=_LENGTH, high=POSITIONS)}
     row = replace(_TURN, theta=theta)
     made = turnings(Fields({key: found, **length}, text.where), row, {"full": turned}, "qk_rope_head_dim", _LENGTH)

@@ -1,21 +1,22 @@
-"""How KV is stored: what `--kv-dtype` means, and what a quantized checkpoint's config.json says of it.
+"""How KV is stored: what `--kv-dtype` means, and what a quantized checkpoint's files say of it.
 
-Read are the forms of `quantization_config` that compressed-tensors, ModelOpt and Quark write. Quantized weights alone say
-nothing of the cache.
+Read are the forms of `quantization_config` that compressed-tensors, ModelOpt and Quark write, in config.json or its text
+model's object, and ModelOpt's hf_quant_config.json beside it. Quantized weights alone say nothing of the cache.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
 from kvgen.models.fields import Fields
-from kvgen.models.layers import CacheDtype, Checkpoint
+from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts
 from kvgen.models.outside import QuarkTensor, Scheme, checked
+from kvgen.models.published import QUANTIZATION
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.model import Mla
 from kvgen.spec.quant import Block, Quant
@@ -43,7 +44,7 @@ _ALGORITHMS: Final = {"FP8": "fp8-static", "INT8": "int8-static", "NVFP4": "nvfp
 @dataclass(frozen=True)
 class Stored:
     """The cache's `dtype`, its quantization (None: stored in `dtype`), whether a latent row is quantized whole, and
-    which field of the config says so ("": none does)."""
+    which field of the checkpoint's files says so ("": none does)."""
 
     dtype: CacheDtype
     quant: Quant | None = None
@@ -51,10 +52,17 @@ class Stored:
     source: str = ""
 
 
-def stored_by_kind(fields: Fields, facts: Checkpoint, kv_dtype: str) -> dict[str, Stored]:
-    """How `--kv-dtype` stores the KV of each kind of layers: one word for all, or "full=fp8,local=bf16" and so on."""
+def stored_by_kind(
+    places: Sequence[Fields], facts: Checkpoint, kv_dtype: str, beside: Mapping[str, Any] | None = None
+) -> dict[str, Stored]:
+    """How `--kv-dtype` stores the KV of each kind of layers: one word for all, or "full=fp8,local=bf16" and so on.
+
+    `places` are the config and its text model's object; `beside` is the hf_quant_config.json beside it. ConfigError where they
+    contradict each other or a cache, or say what kvgen does not know.
+    """
+    said = _Said(places, facts, beside)
     if "=" not in kv_dtype:
-        return _for_each(facts, {kind.kind: kv_dtype for kind in facts.cached}, fields)
+        return _for_each(facts, {kind.kind: kv_dtype for kind in facts.cached}, said)
     given: dict[str, str] = {}
     names = [kind.kind for kind in facts.cached]
     for part in kv_dtype.split(","):
@@ -66,22 +74,22 @@ def stored_by_kind(fields: Fields, facts: Checkpoint, kv_dtype: str) -> dict[str
                 f"are {', '.join(names)}; name each once, as in {names[0]}=fp8"
             )
         given[kind] = word
-    return _for_each(facts, {name: given.get(name, AUTO) for name in names}, fields)
+    return _for_each(facts, {name: given.get(name, AUTO) for name in names}, said)
 
 
-def _for_each(facts: Checkpoint, asked: Mapping[str, str], fields: Fields) -> dict[str, Stored]:
+def _for_each(facts: Checkpoint, asked: Mapping[str, str], said: _Said) -> dict[str, Stored]:
     found = {}
     for kind in facts.cached:
         own = replace(facts, q_heads=kind.q_heads, kv_heads=kind.kv_heads, head_dim=kind.head_dim_k)
-        found[kind.kind] = stored(fields, own, asked[kind.kind])
+        found[kind.kind] = _stored(said, kind, own, asked[kind.kind])
     return found
 
 
-def stored(fields: Fields, facts: Checkpoint, kv_dtype: str) -> Stored:
-    """How `--kv-dtype` stores a checkpoint's KV; "auto" asks its config. ConfigError where that is not possible."""
+def _stored(said: _Said, kind: LayerFacts, facts: Checkpoint, kv_dtype: str) -> Stored:
+    """How `--kv-dtype` stores the KV of a kind of layers; "auto" asks the checkpoint. ConfigError where that is not possible."""
     name, quant, source = kv_dtype, _QUANTS.get(kv_dtype), ""
     if name == AUTO:
-        name, quant, source = _from_config(fields)
+        name, quant, source = said.of(kind)
     elif name not in KV_DTYPES:
         raise ConfigError(f"--kv-dtype: got {shown(name)}; it must be one of {', '.join(KV_DTYPES)}")
     if name == _LATENT_ONLY and not facts.model.mla:
@@ -123,32 +131,89 @@ def latent(mla: Mla, found: Stored, *, page_size: int) -> Latent:
 # The checkpoint's own word --------------------------------------------------------------------------------------------
 
 _CHOOSE: Final = "say with --kv-dtype how kvgen shall store KV"
-_Said = tuple[str, Quant | None, str]  # (name, quantization, field that says so)
-_NOTHING: Final[_Said] = (AUTO, None, "")
+_Word = tuple[str, Quant | None, str]  # (word of --kv-dtype, quantization, field that says so)
+_NOTHING: Final[_Word] = (AUTO, None, "")
+# Fields of a quantization that are about KV, but for those whose value kvgen reads; another one is refused.
+_OF_KV: Final = re.compile(r"kv_?cache", re.IGNORECASE)
+_KNOWN: Final = frozenset(
+    (
+        *("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_quantized_layers", "kv_cache_schema_version"),
+        *("kv_cache_quant_config", "kv_cache_post_rope", "kv_cache_group"),
+    )
+)
+_LAYER: Final = re.compile(r"(?:\A|\.)layers\.(\d{1,4})(?:\.|\Z)")
+_OTHER_MODELS: Final = re.compile(r"(?:\A|\.)(?:vision|visual|audio)")
 
 
-def _from_config(fields: Fields) -> _Said:
-    """What the config says of KV: "auto" and None where it says nothing.
+@dataclass(frozen=True)
+class _Said:
+    """What the files of a checkpoint say of its KV: the config and its text model's object (`places`), and
+    hf_quant_config.json (`beside`)."""
 
-    Read are compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo (also inside `quantization`, as its
-    hf_quant_config.json has it) and Quark's descriptions of the outputs of k_proj and v_proj. Quantized weights alone say
-    nothing of KV.
+    places: Sequence[Fields]
+    facts: Checkpoint
+    beside: Mapping[str, Any] | None
+
+    def of(self, kind: LayerFacts) -> _Word:
+        """What they say of a kind of layers: "auto" and None where they say nothing. ConfigError where they differ."""
+        layers = self._layers(kind)
+        own = next((word for config in self._objects() if (word := _word(config, layers)) != _NOTHING), _NOTHING)
+        try:
+            other = _word(Fields(self.beside), layers) if self.beside is not None else _NOTHING
+        except ConfigError as error:
+            raise ConfigError(f"{QUANTIZATION}: {error}") from None
+        if other == _NOTHING:
+            return own
+        name, quant, field = other
+        if own != _NOTHING and own[:2] != (name, quant):
+            raise ConfigError(
+                f"{QUANTIZATION}: {field} says {name} of KV, and {own[2]} of config.json says {own[0]}; {_CHOOSE}"
+            )
+        return own if own != _NOTHING else (name, quant, f"{field} of {QUANTIZATION}")
+
+    def _layers(self, kind: LayerFacts) -> tuple[int, ...]:
+        """The layers that store what layers of this kind read."""
+        if kind.kv_source is not None:
+            return (kind.kv_source,)
+        return tuple(i for i, at in enumerate(self.facts.pattern) if self.facts.kinds[at].kind == kind.kind)
+
+    def _objects(self) -> Iterator[Fields]:
+        for place in self.places:
+            for key in ("quantization_config", "compression_config"):
+                found = place.object(key)
+                if found is not None:
+                    yield found
+
+
+def _word(config: Fields, layers: Sequence[int]) -> _Word:
+    """What an object says of the KV of these layers: "auto" and None where it says nothing.
+
+    Read are compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo and kv_cache_quantized_layers (also inside
+    `quantization`, as its hf_quant_config.json has them) and Quark's descriptions of the outputs of k_proj and v_proj.
+    Quantized weights alone say nothing of KV.
     """
-    config = fields.object("quantization_config")
-    if config is None:
-        return _NOTHING
-    if config.has("kv_cache_scheme"):
-        scheme = config.object("kv_cache_scheme")
-        assert scheme is not None
-        return (*_scheme(scheme), config.name("kv_cache_scheme"))
     inner = config.object("quantization") if config.values.get("quant_method") in (None, "modelopt") else None
-    for place in (config, inner):
-        if place is not None and place.has("kv_cache_quant_algo"):
+    places = [place for place in (config, inner) if place is not None]
+    for place in places:
+        for key, value in place.values.items():
+            if isinstance(key, str) and _OF_KV.search(key) and key not in _KNOWN and value:
+                place.fail(key, f"kvgen does not know this field of a quantized KV cache; {_CHOOSE}")
+    for place in places:
+        if place.has("kv_cache_quantized_layers"):
+            return _by_layer(place, layers)
+    for place in places:
+        if isinstance(place.values.get("kv_cache_scheme"), str):
+            return _algorithm(place, "kv_cache_scheme")
+        if place.has("kv_cache_scheme"):
+            scheme = place.object("kv_cache_scheme")
+            assert scheme is not None
+            return (*_scheme(scheme), place.name("kv_cache_scheme"))
+        if place.has("kv_cache_quant_algo"):
             return _algorithm(place, "kv_cache_quant_algo")
     return _quark(config)
 
 
-def _algorithm(place: Fields, key: str) -> _Said:
+def _algorithm(place: Fields, key: str) -> _Word:
     """ModelOpt's name of an algorithm."""
     algorithm = place.values[key]
     if algorithm in ("", "none", "None"):
@@ -156,6 +221,36 @@ def _algorithm(place: Fields, key: str) -> _Said:
     if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
         place.fail(key, f"kvgen knows {', '.join(_ALGORITHMS)}; {_CHOOSE}")
     return _ALGORITHMS[algorithm], _QUANTS[_ALGORITHMS[algorithm]], place.name(key)
+
+
+def _by_layer(place: Fields, layers: Sequence[int]) -> _Word:
+    """ModelOpt's kv_cache_quantized_layers: the name of a layer's attention -> its algorithm; a layer that is not named is not
+    quantized. Layers of one kind share a cache: ConfigError where they are stored in several ways."""
+    key = "kv_cache_quantized_layers"
+    listed = place.object(key)
+    assert listed is not None
+    algorithms: dict[int, _Word] = {}
+    for name in listed.values:
+        if not isinstance(name, str) or _OTHER_MODELS.search(name):
+            continue
+        number = _LAYER.search(name)
+        if number is None:
+            place.fail(key, f"{shown(name)} names no layer, as in 'model.layers.0.self_attn'; {_CHOOSE}")
+        layer = listed.object(name)
+        inside = next(
+            (one for one in ("quant_algo", "kv_cache_quant_algo") if layer is not None and layer.has(one)), None
+        )
+        algorithms[int(number[1])] = _algorithm(layer, inside) if layer is not None and inside is not None else _NOTHING
+    found = [algorithms.get(layer, _NOTHING)[:2] for layer in layers]
+    other = next((i for i, word in enumerate(found) if word != found[0]), None)
+    if other is not None:
+        named = {word: algorithm for algorithm, word in _ALGORITHMS.items()} | {AUTO: "none"}
+        said = " and ".join(f"{named[found[i][0]]} in layer {layers[i]}" for i in (0, other))
+        place.fail(
+            key,
+            f"kv_cache_quant_algo is {said}; layers of one kind share a cache, which stores KV in one way; {_CHOOSE}",
+        )
+    return (*found[0], place.name(key)) if found and found[0] != _NOTHING[:2] else _NOTHING
 
 
 def _scheme(scheme: Fields) -> tuple[str, Quant]:
@@ -180,7 +275,7 @@ _QUARK_TYPES: Final = {"fp8_e4m3": "fp8-static", "int8": "int8-static"}
 _QUARK_PLAIN: Final = ("bfloat16", "float16", "float32")
 
 
-def _quark(config: Fields) -> _Said:
+def _quark(config: Fields) -> _Word:
     """Quark: `kv_cache_quant_config` or `layer_quant_config` with output_tensors of the projections whose rows are cached.
 
     `export.kv_cache_group` names these projections; where nothing describes their outputs, nothing is quantized.
@@ -204,7 +299,7 @@ def _quark(config: Fields) -> _Said:
     return _NOTHING
 
 
-def _quark_tensor(outputs: Fields) -> _Said:
+def _quark_tensor(outputs: Fields) -> _Word:
     found = checked(QuarkTensor, outputs.values, outputs.name)
     if found.dtype in _QUARK_PLAIN:
         return _NOTHING

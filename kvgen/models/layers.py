@@ -19,6 +19,7 @@ class Norm:
     `over`: each "head", or a token's whole "row" of heads; `dim` is how many elements the mean runs over. `weight` False:
     the norm has no weights. `offset` is added to every weight (1.0 in Gemma). `order`: "before" or "after" RoPE.
     `multiply` as in kvgen.RmsNorm: the cast to the tensor's type comes before ("after") or behind the weights ("before").
+    `mean_square` "given": that of a row of which other GPUs have heads, as in kvgen.RmsNorm.
     Of a layer norm, `bias`: it adds one of the weights' shape; `per_head`: each head has weights of its own.
     """
 
@@ -32,6 +33,7 @@ class Norm:
     multiply: Literal["after", "before"] = "after"
     bias: bool = False
     per_head: bool = False
+    mean_square: Literal["computed", "given"] = "computed"
 
 
 @dataclass(frozen=True)

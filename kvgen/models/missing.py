@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-_STATES: Final = "no layer has keys and values; a state per request is out of kvgen's scope"
-_ENCODER: Final = "an encoder, or a decoder that attends to one; cross attention is out of kvgen's scope"
-_CROSS: Final = "some layers attend to another model's output; cross attention is out of kvgen's scope"
+_STATES: Final = (
+    "no layer has keys and values; a spec written by hand has a state per request (a State cache), and no reader writes "
+    "one"
+)
+_BY_HAND: Final = (
+    "a spec written by hand has cross attention (a Ragged cache, or cross=True of ops.Decode and ops.Extend), and no reader "
+    "writes one"
+)
+_ENCODER: Final = f"an encoder, or a decoder that attends to one; {_BY_HAND}"
+_CROSS: Final = f"some layers attend to another model's output; {_BY_HAND}"
 
 # model_type -> why not.
 MISSING: Final[Mapping[str, str]] = {

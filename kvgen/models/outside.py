@@ -86,12 +86,14 @@ class RopeJson(Outside):
     mscale: Annotated[float, Field(ge=0.0, le=1e6)] | None = None
     mscale_all_dim: Annotated[float, Field(ge=0.0, le=1e6)] | None = None
     attention_factor: Factor | None = None
+    attn_factor: Factor | None = None
     truncate: bool | None = None
     short_factor: Annotated[list[Factor], Field(max_length=HEAD_DIM)] | None = None
     long_factor: Annotated[list[Factor], Field(max_length=HEAD_DIM)] | None = None
     short_mscale: Factor | None = None
     long_mscale: Factor | None = None
     alpha: Factor | None = None
+    mrope_interleaved: bool | None = None
     mrope_section: Annotated[list[Annotated[int, Field(ge=0, le=HEAD_DIM)]], Field(max_length=4)] | None = None
     llama_4_scaling_beta: Annotated[float, Field(ge=0.0, le=1e3)] | None = None
 

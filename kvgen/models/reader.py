@@ -16,12 +16,15 @@ from kvgen.models.model_facts import model_of
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS, Latents, Shape, checked
 from kvgen.models.patterns import layer_count, layer_kinds, rope_flags, specials
 from kvgen.models.rope import Turning, turnings, unscaled
+from kvgen.models.source import harmless
+from kvgen.models.unread import ORIGINAL
 from kvgen.spec.model import Indexer, Mla
 from kvgen.spec.norm import LayerNorm, RmsNorm
 
 # An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 _EXTENT = HEADS * HEAD_DIM
+_NAMED: Final = 8  # fields that a spec's docstring names one by one
 # In which layers of one kind are alike.
 _COMPARED: Final = tuple(field.name for field in fields(LayerFacts) if field.name not in ("index", "kind"))
 
@@ -59,8 +62,10 @@ def read_family(family: Family, text: Fields, outer: Fields, architecture: str) 
 def rms_norm(norm: Norm) -> RmsNorm:
     """An RMS norm as an operation states it."""
     if not norm.weight:
-        return RmsNorm(over=norm.over, eps=norm.eps, weight=False)
-    return RmsNorm(over=norm.over, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply)
+        return RmsNorm(over=norm.over, mean_square=norm.mean_square, eps=norm.eps, weight=False)
+    return RmsNorm(
+        over=norm.over, mean_square=norm.mean_square, eps=norm.eps, weight_offset=norm.offset, multiply=norm.multiply
+    )
 
 
 def norm_of(norm: Norm) -> RmsNorm | LayerNorm:
@@ -458,18 +463,36 @@ class _Reader:
             row = replace(family.rope, style=style, share=1.0, shares=())
             dims = {"full": self.mla.qk_rope_head_dim}
             found = turnings(_without_share(text), row, dims, "qk_rope_head_dim", family.positions)
+            self._note(found)
             return {name: found["full"] for name in names}
         dims = {name: shape.head_dim for name, shape, turn in zip(names, shapes, turned, strict=True) if turn}
         place, key = self._spelled("head_dim")
         known = key if place is not None and place.has(key) else "head_dim"
         found = turnings(text, family.rope, dims, known, family.positions)
-        for turning in found.values():
-            if turning is not None and turning.ignored is not None and not self.notes:
+        self._note(found)
+        return found
+
+    def _note(self, found: Mapping[str, Turning | None]) -> None:
+        """Say what is not read of the RoPE, and what is read otherwise than transformers reads it."""
+        turned = [turning for turning in found.values() if turning is not None]
+        for turning in turned:
+            if turning.ignored is not None and not self.notes:
                 self.notes.append(
                     f"partial_rotary_factor {turning.ignored:g} is not used: under default RoPE transformers' code for this "
                     "family turns whole heads; vLLM turns that part."
                 )
-        return found
+        factors = dict.fromkeys(turning.attn_factor for turning in turned if turning.attn_factor is not None)
+        self.notes += [f"{name} multiplies cos and sin, as in vLLM; transformers does not read it." for name in factors]
+        unread = list(dict.fromkeys(name for turning in turned for name in self._unread(turning)))
+        if unread:
+            more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
+            self.notes.append(f"Not read: {', '.join(map(harmless, unread[:_NAMED]))}{more}.")
+
+    def _unread(self, turning: Turning) -> list[str]:
+        """The names of RoPE's fields that nothing is made of."""
+        read = {"llama_4_scaling_beta"} if self.family.q_scale == "ministral" else set()
+        read |= {ORIGINAL} if read and turning.beta else set()
+        return [name for name in turning.unread if name.rpartition(".")[2] not in read]
 
     def _scaled_layers(self, count: int) -> list[bool]:
         """Which layers' RoPE is scaled."""

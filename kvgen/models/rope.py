@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,10 @@ from kvgen.errors import ConfigError
 from kvgen.models.family import Turn
 from kvgen.models.fields import Fields
 from kvgen.models.outside import RopeJson, Share, Theta, checked
+from kvgen.models.unread import ORIGINAL, unread
 from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Scaling, YarnScaling
 
+_LATENT = "qk_rope_head_dim"
 KINDS = {"full": "full_attention", "local": "sliding_attention"}
 _KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "su")
 
@@ -25,6 +27,7 @@ class Turning:
     pair i is elements i and i + d / 2 of the whole head (Gemma 4). `sections`: pairs of each of several positions a token.
     `factor`: what mscale_all_dim makes of a latent model's scale where no YarnScaling says it. `beta`, `original`: q is
     scaled by position (Ministral 3). `ignored`: a partial_rotary_factor that the family's modelling code does not use.
+    `unread`: names of fields that nothing was made of; `attn_factor`: the name of one that transformers does not read.
     """
 
     rope: Rope
@@ -34,6 +37,8 @@ class Turning:
     beta: float | None = None
     original: int | None = None
     ignored: float | None = None
+    unread: tuple[str, ...] = ()
+    attn_factor: str | None = None
 
 
 def turnings(
@@ -45,11 +50,13 @@ def turnings(
     """
     given, place = _given(fields, row)
     nested = [name for name in KINDS.values() if name in given]
+    beside = _beside(fields, given, place, nested)
     if row.kinds:
-        return {
+        of_kinds = {
             kind: _of_kind(fields, row, kind, given, place, bool(nested), dim, key, positions)
             for kind, dim in head_dims.items()
         }
+        return {kind: _with_unread(turning, beside) for kind, turning in of_kinds.items()}
     if nested:
         same = [given[name] for name in nested if given[name] is not None]
         if any(one != same[0] for one in same):
@@ -60,8 +67,25 @@ def turnings(
         given, place = same[0] if same else {}, f"{place}.{nested[0]}"
     found: dict[str, Turning | None] = {}
     for kind, dim in head_dims.items():
-        found[kind] = _turning(fields, row, given, place, dim, key, positions, row.theta)
+        found[kind] = _with_unread(_turning(fields, row, given, place, dim, key, positions, row.theta), beside)
     return found
+
+
+def _beside(fields: Fields, given: Mapping[str, Any], place: str, nested: Sequence[str]) -> tuple[str, ...]:
+    """Names of fields beside those that are read: a whole object where the other one holds, what lies beside kinds."""
+    found = []
+    new = fields.values.get("rope_parameters")
+    if place == fields.name("rope_scaling") and isinstance(new, Mapping) and new and new != given:
+        found.append(fields.name("rope_parameters"))
+    if nested:
+        found += [
+            f"{place}.{name}" for name, value in given.items() if name not in KINDS.values() and value is not None
+        ]
+    return tuple(found)
+
+
+def _with_unread(turning: Turning | None, names: tuple[str, ...]) -> Turning | None:
+    return replace(turning, unread=(*names, *turning.unread)) if turning is not None and names else turning
 
 
 def unscaled(turning: Turning) -> Turning:
@@ -184,6 +208,11 @@ def _turning(
         beta=json.llama_4_scaling_beta,
         original=original if original is not None else _length(fields, positions),
         ignored=ignored,
+        unread=tuple(
+            inside.name(name)
+            for name in unread(fields, row, json, given, kind, share=rotated / head_dim, latent=key == _LATENT)
+        ),
+        attn_factor=inside.name("attn_factor") if kind == "yarn" and json.attn_factor is not None else None,
     )
 
 
@@ -247,7 +276,7 @@ def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: in
     transformers reads its configs' RoPE again as it builds a model, and there the field beside the parameters wins; so it
     does in vLLM. Phi-3's class has a default for it.
     """
-    key = "original_max_position_embeddings"
+    key = ORIGINAL
     if row.original_first is not None:
         return fields.integer(key, default=row.original_first, low=low, high=2**31 - 1)
     if not row.kinds and fields.has(key):
@@ -299,7 +328,7 @@ def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: 
         if value < 1e-6:
             inside.fail(key, "it must be a number; valid: 1e-06 to 1e+06")
     # 0 is how DeepSeek's code spells "none"; transformers takes a null truncate for false, and reads none of a RoPE by kind.
-    return YarnScaling(
+    scaling = YarnScaling(
         factor=factor,
         original_max_positions=original,
         beta_fast=fast,
@@ -309,6 +338,13 @@ def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: 
         attention_factor=json.attention_factor,
         truncate=bool(json.truncate) if "truncate" in inside.values and not row.kinds else True,
     )
+    if json.attn_factor is None:
+        return scaling
+    if json.attention_factor is not None:
+        inside.fail(
+            "attn_factor", "attention_factor beside it says what cos and sin are multiplied by; valid: one of them"
+        )
+    return scaling.model_copy(update={"attention_factor": scaling.cos_sin_factor * json.attn_factor})
 
 
 def _long_rope(

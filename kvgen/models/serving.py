@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from kvgen.errors import ConfigError
 from kvgen.json_file import shown
 from kvgen.models.kv_dtype import Stored
-from kvgen.models.layers import Checkpoint, LayerFacts
+from kvgen.models.layers import Checkpoint, LayerFacts, Norm
 from kvgen.spec import presets
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
 from kvgen.spec.shard import heads_rule, shard_heads, shares
@@ -42,10 +42,6 @@ def shard(facts: Checkpoint, tp: int) -> Checkpoint:
         raise ConfigError(
             f"--tp: got {tp} for {unshared.q_heads} query heads and {unshared.kv_heads} KV heads{of_kind}; {rule}"
         )
-    if any(norm is not None and norm.over == "row" for kind in facts.cached for norm in (kind.q_norm, kind.k_norm)):
-        raise ConfigError(
-            f"--tp: got {tp}; the model's norm of q and k is over all heads, which no GPU has; leave --tp out"
-        )
     kinds = tuple(_shard(kind, tp) if kind.cache else kind for kind in facts.kinds)
     own = next(kind for kind in kinds if kind.cache)
     model = facts.model
@@ -54,12 +50,30 @@ def shard(facts: Checkpoint, tp: int) -> Checkpoint:
         model = model.model_copy(
             update={"kinds": tuple(kind.model_copy(update=heads.get(kind.name, {})) for kind in model.kinds)}
         )
-    return replace(facts, q_heads=own.q_heads, kv_heads=own.kv_heads, kinds=kinds, model=model)
+    notes = (*facts.notes, _ROW_NORM) if any(_is_given(kind) for kind in kinds) else facts.notes
+    return replace(facts, q_heads=own.q_heads, kv_heads=own.kv_heads, kinds=kinds, model=model, notes=notes)
+
+
+_ROW_NORM: Final = (
+    "The norms of q and k are over the heads of all GPUs: append takes q_mean_square and k_mean_square, each token's mean of "
+    "squares over them. A GPU computes the mean over its own heads; the sum of these means over the GPUs, divided by their "
+    "number, is what append takes."
+)
+
+
+def _is_given(kind: LayerFacts) -> bool:
+    return any(norm is not None and norm.mean_square == "given" for norm in (kind.q_norm, kind.k_norm))
 
 
 def _shard(kind: LayerFacts, tp: int) -> LayerFacts:
     q_heads, kv_heads = shard_heads(kind.q_heads, kind.kv_heads, tp)
-    return replace(kind, q_heads=q_heads, kv_heads=kv_heads)
+    q_norm, k_norm = (_of_all_heads(norm) for norm in (kind.q_norm, kind.k_norm))
+    return replace(kind, q_heads=q_heads, kv_heads=kv_heads, q_norm=q_norm, k_norm=k_norm)
+
+
+def _of_all_heads(norm: Norm | None) -> Norm | None:
+    """The norm as a GPU with some of the heads has it: the mean square of a row is given."""
+    return replace(norm, mean_square="given") if norm is not None and norm.over == "row" else norm
 
 
 def preset_fields(facts: Checkpoint, stored: Stored, serving: Serving) -> dict[str, Any]:
@@ -109,7 +123,7 @@ def _kv_cache_dtype(stored: Stored, name: str, has_words: bool) -> str:
         if per_tensor(word) == stored.quant:
             return word
     also = ", fp8-static or int8-static" if words else ""
-    source = f"{stored.source} of the config says otherwise" if stored.source else "--kv-dtype says otherwise"
+    source = f"the checkpoint's {stored.source} says otherwise" if stored.source else "--kv-dtype says otherwise"
     raise ConfigError(
         f"--preset: got {name!r}, which says itself how KV is stored, and {source}; give --kv-dtype {stored.dtype}{also}, or "
         "a preset of such a cache (`kvgen list --presets`)"

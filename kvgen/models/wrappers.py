@@ -16,6 +16,7 @@ PLACES: Final = (
     ("llm_config",),
     ("language_model_config",),
     ("decoder",),
+    ("transformer_layer_config",),  # drafts of vLLM's speculators
 )
 
 # Text type -> the multimodal model_types and class names that hold one, as transformers 5.23 has them.

@@ -9,6 +9,7 @@ from pydantic import Field
 from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.new_rows_rules import check_new_rows, resolve_rope
 from kvgen.lowering.row_kernel import row_kernel
+from kvgen.ops.model_facts import StoredRows, check_rows
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope
@@ -174,6 +175,9 @@ class Append(Op):
 
     def check(self, kernels: KernelSet) -> None:
         check_new_rows(self.new_rows(kernels), kernels)
+        norms = {"q_norm": self.q_norm} if self.q_out != "none" else {}
+        norms |= {"k_norm": self.k_norm} if self.inputs != "q" else {}
+        check_rows(StoredRows(self, norms, self.rope), kernels)
         self.plan(kernels)  # raises where a row is too large for a block
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:

@@ -13,7 +13,9 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_angles, resolve_rope
 from kvgen.lowering.rope_norm import HeadContext, RopeContext, decimal, lanes_of, rope_context, width_of
+from kvgen.ops.append import Append
 from kvgen.ops.merge_states import values_dim
+from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -122,6 +124,12 @@ class AttentionOutput(Op):
             )
         self._check_blocks(kernels, dim)
         rope = resolve_rope(self.rope, kernels)
+        stores = [op for op in kernels.ops if isinstance(op, Append)]
+        turned = [(op, "hadamard", op.hadamard == "qkv") for op in stores]
+        check_partners(self, "hadamard", self.hadamard, turned, "the transform of V that append made is undone")
+        if rope is not None:
+            ropes = [(op, "rope", resolve_rope(op.rope, kernels)) for op in stores]
+            check_partners(self, "rope", rope, ropes, "the RoPE of V that append made is undone")
         if rope is not None:
             check_angles(rope, self.angles, self.angles_dtype, local=self.rope == "local")
             self._check_rope(rope, kernels, dim)

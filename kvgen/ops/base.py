@@ -14,6 +14,7 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before
 from kvgen.lowering.page_runs import MaxLayers
 from kvgen.plan.params import Array, PagePool, Param
+from kvgen.spec.base import as_written
 from kvgen.spec.cache import Cache
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.tables import IndexName
@@ -23,6 +24,15 @@ WARPS: Final = 8
 
 # Ids of a request that a warp copies: enough for the trips to overlap, few enough to share a long request out.
 COLUMNS: Final = 512
+
+
+def specified(op: Op) -> str:
+    """An operation's docstring with the fields that its spec gives in place of those that a spec may give ("Choices")."""
+    parts = inspect.cleandoc(type(op).__doc__ or "").split("\n\n")
+    at = next((i for i, part in enumerate(parts) if part.startswith("Choices")), len(parts))
+    fields = [f"{n}={as_written(getattr(op, n))}" for n in type(op).model_fields if n in op.model_fields_set - {"name"}]
+    given = f"As specified: {', '.join(fields)}; other fields" if fields else "All fields"
+    return "\n\n".join([*parts[:at], f"{given} are at their defaults.", *parts[at + 2 :]])
 
 
 class PageListOp(Op):

@@ -10,6 +10,7 @@ from pydantic import Field
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.model_facts import check_listed_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.cache import Cache
@@ -58,6 +59,7 @@ class CombineLists(Op):
     """Element type of `row_offsets`. None: the cache's `lengths_dtype`."""
 
     def check(self, kernels: KernelSet) -> None:
+        check_listed_window(self, self.window, kernels)
         if kernels.kv.page_table.drops_tokens:
             raise ValueError(
                 f"ops: got {self.name} with table={type(kernels.kv.page_table).__name__}(), which drops tokens; entries are "

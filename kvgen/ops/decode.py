@@ -28,6 +28,9 @@ from kvgen.lowering.attention.split_kv import (
     row_offsets,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.base import specified
+from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
+from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -54,7 +57,7 @@ class Decode(Op):
       request are read once for all of its rows and the query heads of a kv head; beyond 96 to 128 of these columns (fewer
       where V has more than 128 dims), once for each such number.
     - `mask` says which tokens a row sees (causal), `score` what happens to scale * (q . k) before the softmax (nothing).
-    - `scale`: 1 / sqrt(head_dim).
+    - `scale`: the set's model's, or 1 / sqrt(head_dim).
     - `q_dtype` and `out_dtype`: the cache's dtype. "e4m3" is codes, to be multiplied with `q_scale` or `out_scale` (optional, f32
       `[1]`, positive): a result is divided by `out_scale`, and saturates.
     - `sinks`: none. With "out", every query head has one more key, of score `sinks[head]` (f32 `[q_heads]`) and without a
@@ -76,7 +79,7 @@ class Decode(Op):
     rows: int = 1
     """Most query rows of a request, 1 to 128."""
     scale: float | None = None
-    """Factor of q . k. None: head_dim ** -0.5."""
+    """Factor of q . k. None: the set's `model` says; without one head_dim ** -0.5."""
     q_dtype: Literal["e4m3"] | None = None
     """Element type of q: "e4m3", whose codes stand for themselves times `q_scale`, an optional f32 of the call, as append's
     q_out="e4m3" makes them. None: the cache's `dtype`.
@@ -134,7 +137,7 @@ class Decode(Op):
     @classmethod
     def _usable_scale(cls, value: float | None) -> float | None:
         if value is not None and not 1e-30 <= value <= 1e30:
-            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None is 1 / sqrt(head_dim)")
+            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None takes the model's")
         return value
 
     @model_validator(mode="after")
@@ -160,6 +163,11 @@ class Decode(Op):
             )
         return self
 
+    @property
+    def description(self) -> str:
+        """What this one does, of all that one could."""
+        return specified(self)
+
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name,) if self.split == "none" else (self.name, f"{self.name}_plan")
 
@@ -172,6 +180,10 @@ class Decode(Op):
         check_rate(self.name, kernels, self.mask, self.score, cross=self.cross)
         if self._lists:
             check_listed(kernels.kv)
+        mask = None if self.cross else self.mask
+        check_attention(Attention(self, self.scale, self.sinks, mask, self.score), kernels)
+        check_window(self, "mask.window", self.mask.window, kernels)
+        check_window(self, "mask.chunk", self.mask.chunk, kernels)
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
 
@@ -197,12 +209,16 @@ class Decode(Op):
         why = self._hindrance(kernels)
         return ("CUDA cores", why) if why else ("tensor cores", "16-bit operands, keys on M")
 
+    def softmax_scale(self, kernels: KernelSet) -> float:
+        """Factor of q . k: `scale`, else the model's, else head_dim ** -0.5."""
+        return softmax_scale(self.name, self.scale, kernels)
+
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
-        scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
+        scale = self.softmax_scale(kernels)
         tensor = self._tensor(kernels)
         shape = tensor or simt.shape(kernels, self.rows)
         params = self._params(kernels, index, out, shape.align)

@@ -22,7 +22,10 @@ from kvgen.lowering.attention.split_kv import (
     plan_digest,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.base import specified
 from kvgen.ops.decode import Decode
+from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
+from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -67,7 +70,7 @@ class Extend(Op):
     kind: ClassVar[str] = "extend"
     ragged: ClassVar[bool] = True
     scale: float | None = None
-    """Factor of q . k. None: head_dim ** -0.5."""
+    """Factor of q . k. None: the set's `model` says; without one head_dim ** -0.5."""
     q_dtype: Literal["e4m3"] | None = None
     """Element type of q: "e4m3", whose codes stand for themselves times `q_scale`, an optional f32 of the call, as append's
     q_out="e4m3" makes them. None: the cache's `dtype`.
@@ -105,7 +108,7 @@ class Extend(Op):
     @classmethod
     def _usable_scale(cls, value: float | None) -> float | None:
         if value is not None and not 1e-30 <= value <= 1e30:
-            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None is 1 / sqrt(head_dim)")
+            raise ValueError(f"scale: got {value!r}; a softmax scale lies in [1e-30, 1e30]; None takes the model's")
         return value
 
     @model_validator(mode="after")
@@ -120,6 +123,11 @@ class Extend(Op):
             )
         return self
 
+    @property
+    def description(self) -> str:
+        """What this one does, of all that one could."""
+        return specified(self)
+
     def kernel_names(self) -> tuple[str, ...]:
         return (self.name, f"{self.name}_plan")
 
@@ -129,6 +137,10 @@ class Extend(Op):
                 "ops: extend needs V, but the cache has stores='k'; use ops.MlaDecode() for latent rows, ops.Gather(), or a "
                 "cache that stores both"
             )
+        mask = None if self.cross else self.mask
+        check_attention(Attention(self, self.scale, self.sinks, mask, self.score), kernels)
+        check_window(self, "mask.window", self.mask.window, kernels)
+        check_window(self, "mask.chunk", self.mask.chunk, kernels)
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
@@ -199,12 +211,16 @@ class Extend(Op):
     def _chunk(self) -> int:
         return self.chunk if self.split == "invariant" else 0
 
+    def softmax_scale(self, kernels: KernelSet) -> float:
+        """Factor of q . k: `scale`, else the model's, else head_dim ** -0.5."""
+        return softmax_scale(self.name, self.scale, kernels)
+
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
-        scale = self.scale if self.scale is not None else 1 / math.sqrt(cache.head_dim)
+        scale = self.softmax_scale(kernels)
         shape = self.shape(kernels)
         params = self._params(kernels, index, out)
         warpgroups = not self._hindrance(kernels)

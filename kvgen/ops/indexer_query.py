@@ -12,6 +12,9 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_angles, resolve_rope
 from kvgen.lowering.rope_norm import HeadContext, RopeContext, decimal, lanes_of, rope_context, width_of
+from kvgen.ops.append import Append
+from kvgen.ops.partners import check_partners
+from kvgen.ops.pool_tokens import Pool
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -119,6 +122,11 @@ class IndexerQuery(Op):
                 "to 512"
             )
         rope = resolve_rope(self.rope, kernels)
+        keys = [op for op in kernels.ops if isinstance(op, Append | Pool)]
+        rule = "scores are products of q with keys that were changed alike"
+        transformed = [(op, "hadamard", op.hadamard is not None) for op in keys]
+        check_partners(self, "hadamard", self.hadamard, transformed, rule)
+        check_partners(self, "rope", rope, [(op, "rope", resolve_rope(op.rope, kernels)) for op in keys], rule)
         if rope is not None:
             check_angles(rope, self.angles, self.angles_dtype, local=self.rope == "local")
             turned = rope.dim or dim

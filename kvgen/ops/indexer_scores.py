@@ -18,6 +18,7 @@ from kvgen.lowering.attention.indexer import (
 )
 from kvgen.lowering.attention.split_kv import new_in_length, row_offsets
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.cache import Cache
@@ -117,6 +118,7 @@ class IndexerScores(Op):
     """
 
     kind: ClassVar[str] = "indexer_scores"
+    scores_keys: ClassVar[bool] = True
     at_rates: ClassVar[bool] = True
     rows: int = Field(default=1, ge=1, le=8)
     """Query rows that share one reading of their request's keys; without `row_offsets`, the rows of each request. Prompts are
@@ -160,6 +162,12 @@ class IndexerScores(Op):
     def check(self, kernels: KernelSet) -> None:
         """The cache has one head of rows that tensor cores can take."""
         self._shape(kernels)
+        if self.candidates is not None:
+            makers = [op for op in kernels.ops if isinstance(op, IndexerScores) and op.block_max is not None]
+            blocks = [(op, "block_max", op.block_max) for op in makers]
+            check_partners(
+                self, "candidates", self.candidates, blocks, "lists name the blocks whose largest scores were given"
+            )
 
     def split_plan(self, kernels: KernelSet) -> None:
         """It has no workspace."""

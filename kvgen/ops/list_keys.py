@@ -11,6 +11,8 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_one_place
+from kvgen.ops.model_facts import check_listed_window
+from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -59,6 +61,8 @@ class ListKeys(Op):
 
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)
+        check_window(self, "window", self.window, kernels)
+        check_listed_window(self, self.window, kernels)
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache = kernels.kv

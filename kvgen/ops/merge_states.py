@@ -8,6 +8,10 @@ from typing import ClassVar, Final, Literal
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.lowering.cache_struct import entry_name
+from kvgen.ops.decode import Decode
+from kvgen.ops.extend import Extend
+from kvgen.ops.mla_decode import MlaDecode
+from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.cache import Cache
@@ -91,6 +95,12 @@ class MergeStates(Op):
             raise ValueError(
                 "first: got 'rows' with states='two', whose states are arrays of their own; use states='many', or leave it out"
             )
+        # Other engines' states may be merged as well, but then none of the set's own.
+        made = [op for op in kernels.ops if isinstance(op, Decode | Extend | MlaDecode)]
+        rule = "log-sum-exps are merged as they were made"
+        check_partners(self, "lse_base", self.lse_base, [(op, "lse_base", op.lse_base) for op in made], rule)
+        if self.lse_empty == "-inf":  # "inf" takes either
+            check_partners(self, "lse_empty", "-inf", [(op, "lse_empty", op.lse_empty) for op in made], rule)
 
     def _params(self, kernels: KernelSet, width: int) -> tuple[Param, ...]:
         value = dtype(self._dtype(kernels))

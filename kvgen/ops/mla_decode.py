@@ -28,6 +28,8 @@ from kvgen.lowering.attention.split_kv import (
 )
 from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, wgmma_file, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.ops.base import specified
+from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
@@ -173,6 +175,7 @@ class MlaDecode(Op):
                 "ops: mla_decode has no scale, and the set no model with mla to take it from; a latent row's width says "
                 "nothing about it; give scale, for DeepSeek V3 (128 + 64) ** -0.5"
             )
+        check_attention(Attention(self, self.scale, self.sinks, None if self.sparse else Mask()), kernels)
         if self.rows > 1 and cache.entry_tokens > 1:
             raise ValueError(
                 f"rows: got {self.rows} with rate={cache.entry_tokens}; rows of a request see entries that end at each other's "
@@ -285,11 +288,13 @@ class MlaDecode(Op):
         return cols, -(-self._columns(kernels) // cols)
 
     def softmax_scale(self, kernels: KernelSet) -> float:
-        """What products are multiplied by."""
-        if self.scale is not None:
-            return self.scale
-        assert kernels.model is not None
-        return kernels.model.softmax_scale(kernels.kv.head_dim)
+        """Factor of q . k: `scale`, else the model's."""
+        return softmax_scale(self.name, self.scale, kernels)
+
+    @property
+    def description(self) -> str:
+        """What this one does, of all that one could."""
+        return specified(self)
 
     def kernel_names(self) -> tuple[str, ...]:
         planner = () if self.split == "none" else (f"{self.name}_plan",)

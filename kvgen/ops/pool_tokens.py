@@ -129,6 +129,11 @@ class Pool(Op):
     def _check_fields(self, rate: int) -> None:
         if self.norm is not None and self.norm.dim is not None:
             raise ValueError(f"norm: got dim={self.norm.dim}; an entry's norm is over its whole row; leave dim out")
+        if self.norm is not None and self.norm.given:
+            raise ValueError(
+                "norm: got mean_square='given'; an entry is pooled in this operation, and nobody has its mean square before; use "
+                "mean_square='computed'"
+            )
         if self.normed_dtype == "same_unrotated" and self.rope is None:
             raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel turns; use 'same'")
         if self.turned_dtype == "same" and self.normed_dtype != "same":

@@ -9,6 +9,8 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_one_place
+from kvgen.ops.indexer_scores import IndexerScores
+from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op
@@ -69,6 +71,10 @@ class RemapIndices(Op):
 
     def check(self, kernels: KernelSet) -> None:
         check_one_place(kernels, self.kind)
+        if self.candidates is not None:
+            scores = [op for op in kernels.ops if isinstance(op, IndexerScores) and op.candidates is not None]
+            listed = [(op, "candidates", op.candidates) for op in scores]
+            check_partners(self, "candidates", self.candidates, listed, "indices count columns of lists of blocks")
 
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         index = dtype(self.index_dtype or kernels.kv.lengths_dtype)

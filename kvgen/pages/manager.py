@@ -8,26 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvgen.pages.arguments import I32_MAX, PageError, of_the_step, token_ids, whole
+from kvgen.pages.group import Group, groups_of
 from kvgen.pages.inputs import GroupInputs, Slots, StepInputs
-from kvgen.pages.pool import OutOfPages, PageError, Pool
+from kvgen.pages.pool import OutOfPages, Pool
 from kvgen.pages.prefix import Block, PrefixTree
-
-
-@dataclass(frozen=True)
-class Group:
-    """Layers whose caches have one page table.
-
-    - `pages`: of the pool.
-    - `window`: tokens that a row sees, itself included; pages in front of what the next row sees are given back. None: all.
-    - `null_page`: what tables have where a request has no page. -1 is no page of a pool, and kernels report it should they ever
-      read it; a page of the pool is reserved for it (vLLM: 0).
-    - `host_pages`: pages in host memory that requests can be swapped out to.
-    """
-
-    pages: int
-    window: int | None = None
-    null_page: int = -1
-    host_pages: int = 0
 
 
 @dataclass
@@ -59,17 +44,9 @@ class PageManager:
     """
 
     def __init__(self, groups: int | Sequence[Group], page_size: int, *, prefix_cache: bool = True) -> None:
-        if page_size < 1:
-            raise PageError(f"page_size: got {page_size}; a page holds at least 1 token")
-        self.groups = (Group(groups),) if isinstance(groups, int) else tuple(groups)
-        if not self.groups:
-            raise PageError("groups: got none; layers of at least one group have pages")
-        for number, group in enumerate(self.groups):
-            if group.window is not None and group.window < 1:
-                raise PageError(
-                    f"groups[{number}].window: got {group.window}; a row sees at least 1 token; None is all"
-                )
-        self.page_size, self.prefix_cache = page_size, prefix_cache
+        self.page_size = whole("page_size", page_size, "a page holds at least 1 token", least=1)
+        self.groups = groups_of(groups)
+        self.prefix_cache = prefix_cache
         self.tree = PrefixTree()
         self._blocks: list[dict[int, Block]] = [{} for _ in self.groups]  # of pages, by group
         self._copied_from: list[Counter[int]] = [
@@ -99,6 +76,13 @@ class PageManager:
             raise PageError(f"request: got {request!r}, which {where}")
         return found
 
+    def _of_all(self, requests: Sequence[Hashable]) -> list[_Request]:
+        """The requests of a step, each of which is in it once."""
+        states = [self._of(request) for request in requests]
+        if len(set(requests)) < len(states):
+            raise PageError(f"requests: got {list(requests)!r}; a request is in a step once")
+        return states
+
     def __contains__(self, request: Hashable) -> bool:
         return request in self._requests
 
@@ -109,6 +93,8 @@ class PageManager:
 
     def claim(self, request: Hashable, *, salt: str = "") -> None:
         """A new request. Only those with the same `salt` share pages: put LoRA adapters and tenants into it."""
+        if not isinstance(salt, str):
+            raise PageError(f"salt: got {salt!r}; pass text, the same for requests that may share pages")
         if request in self._requests:
             raise PageError(f"request: got {request!r}, which is claimed already; release() it first")
         state = _Request(salt, [[] for _ in self.groups], copies=[[] for _ in self.groups])
@@ -128,15 +114,18 @@ class PageManager:
         """Pages for the next `tokens` of a request: a prompt or a piece of one, a token, drafts. Or for so many unknown ones.
 
         Returns how many of them the cache has already, which the step leaves out: at most all but the last one, and only at
-        a request's first tokens. Raises OutOfPages where pages are too few; nothing has changed then.
+        a request's first tokens. Raises OutOfPages where pages are too few, PageError for what is neither token ids nor a
+        count, and for more tokens than a length of 32 bits counts; nothing has changed then.
         """
         state = self._of(request)
-        count = int(tokens) if isinstance(tokens, (int, np.integer)) else None
-        if count is not None and count < 0:
-            raise PageError(f"tokens: got {count}; a step has at least 0 tokens of a request")
-        known = None if isinstance(tokens, (int, np.integer)) else _token_ids(tokens)
-        new: list[int | None] = [None] * (count or 0) if known is None else list(known)
-        if not new:
+        known: list[int] | None = None
+        if isinstance(tokens, (int, np.integer)):
+            rule = "a step has at least 0 tokens of a request"
+            count = whole("tokens", tokens, rule, least=0, most=I32_MAX - len(state.tokens))
+        else:
+            known = token_ids("tokens", tokens)
+            count = len(known)
+        if not count:
             return 0
         hit: list[Block] = []
         begun: Block | None = None
@@ -144,7 +133,7 @@ class PageManager:
         if self.prefix_cache and not state.tokens and known is not None:
             hit, begun, shared = self._match(state.salt, known[:-1])
         cached = len(hit) * self.page_size + shared
-        end = len(state.tokens) + len(new)
+        end = len(state.tokens) + count
         # Per group: pages to take, then what is there already.
         plans: list[tuple[int, list[int | None], int | None]] = []
         for number, pool in enumerate(self.pools):
@@ -161,6 +150,9 @@ class PageManager:
             if needed > free:
                 raise OutOfPages(f"alloc({request!r})" + (f", group {number}" if number else ""), needed, free)
             plans.append((needed, found, source))
+        if hit:  # before pages are taken: that may evict the last page that holds this block
+            self._stand_at(state, hit[-1])
+            state.blocks = len(hit)
         for number, (needed, found, source) in enumerate(plans):
             pool, table = self.pools[number], state.tables[number]
             for page in (*found, source):
@@ -175,10 +167,7 @@ class PageManager:
                     table[-1] = taken.pop(0)
                     pool.release(source)
             table += taken
-        if hit:
-            self._stand_at(state, hit[-1])
-            state.blocks = len(hit)
-        state.tokens += new
+        state.tokens += [None] * count if known is None else known
         state.length += cached
         return cached
 
@@ -225,15 +214,17 @@ class PageManager:
 
         `batch` and `width` pad tables to fixed sizes, for CUDA graphs: with requests of no tokens, and with null pages.
         """
-        states = [self._of(request) for request in requests]
-        if len(set(requests)) < len(requests):
-            raise PageError(f"requests: got {list(requests)!r}; a request is in a step once")
-        rows = len(states) if batch is None else batch
+        states = self._of_all(requests)
         most = max((len(s.tables[0]) for s in states), default=0)
-        columns = max(1, most) if width is None else width
-        if rows < len(states) or columns < most:
-            what, got, least = ("batch", batch, len(states)) if rows < len(states) else ("width", width, most)
-            raise PageError(f"{what}: got {got}; the step needs {least}; pass at least that")
+        rows, columns = len(states), max(1, most)
+        if batch is not None:
+            rows = whole("batch", batch, f"the step needs {rows}; pass at least that", least=rows)
+        if width is not None:
+            columns = whole("width", width, f"the step needs {most}; pass at least that", least=most)
+        if rows * columns > I32_MAX:
+            raise PageError(
+                f"batch, width: got {rows} and {columns}; a page table has at most {I32_MAX} entries; pass fewer"
+            )
         lengths, offsets = np.zeros(rows, np.int32), np.zeros(rows + 1, np.int32)
         lengths[: len(states)] = [s.length for s in states]
         offsets[1 : len(states) + 1] = np.cumsum([len(s.tokens) - s.length for s in states])
@@ -265,21 +256,31 @@ class PageManager:
 
         `accepted`: of a request's tokens only the first so many stay, as of drafts; the others' pages are given back.
         `tokens`: what tokens are that `alloc` had only the number of; their pages cannot be shared without.
+        Raises PageError for a request that is not there or is there twice, for names in `accepted` and `tokens` that the step
+        does not have, and for counts that are not the step's; nothing has changed then, for no request.
         """
-        for request in requests:
-            state = self._of(request)
-            known = None if tokens is None else tokens.get(request)
+        requests = list(requests)
+        states = self._of_all(requests)
+        accepted, tokens = of_the_step("accepted", accepted, requests), of_the_step("tokens", tokens, requests)
+        told: list[list[int] | None] = []
+        kept: list[int] = []
+        for request, state in zip(requests, states, strict=True):
             pending = len(state.tokens) - state.length
+            known = None if tokens.get(request) is None else token_ids(f"tokens[{request!r}]", tokens[request])
+            if known is not None and len(known) != pending:
+                raise PageError(f"tokens[{request!r}]: got {len(known)}; the step has {pending} of this request")
+            told.append(known)
+            name, rule = f"accepted[{request!r}]", f"the step has {pending} tokens of this request"
+            stay = whole(name, accepted.get(request, pending), rule, least=0)
+            if stay > pending:
+                raise PageError(f"{name}: got {stay}; {rule}")
+            kept.append(stay)
+        for state, known, stay in zip(states, told, kept, strict=True):
             if known is not None:
-                if len(known) != pending:
-                    raise PageError(f"tokens[{request!r}]: got {len(known)}; the step has {pending} of this request")
-                state.tokens[state.length :] = _token_ids(known)
-            kept = pending if accepted is None else accepted.get(request, pending)
-            if not 0 <= kept <= pending:
-                raise PageError(f"accepted[{request!r}]: got {kept}; the step has {pending} tokens of this request")
+                state.tokens[state.length :] = known
             self._drop_copies(state)
-            del state.tokens[state.length + kept :]
-            state.length += kept
+            del state.tokens[state.length + stay :]
+            state.length += stay
             for number, pool in enumerate(self.pools):
                 table = state.tables[number]
                 while len(table) > -(-state.length // self.page_size):
@@ -399,16 +400,6 @@ class PageManager:
             moved.append(_pairs(pairs))
         state.swapped = swapped
         return tuple(moved)
-
-
-def _token_ids(tokens: Sequence[int]) -> tuple[int, ...]:
-    ids = tuple(int(t) for t in tokens)
-    for i, (token, given) in enumerate(zip(ids, tokens, strict=True)):
-        if token != given:
-            raise PageError(f"tokens[{i}]: got {given!r}; token ids are whole numbers of 64 bits")
-        if not -(2**63) <= token < 2**63:
-            raise PageError(f"tokens[{i}]: got {token}; token ids are whole numbers of 64 bits")
-    return ids
 
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> Slots:

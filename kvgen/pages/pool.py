@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from kvgen.errors import ArgumentError, KvgenError
-
-
-class PageError(ArgumentError):
-    """A page or a request is not what the call takes it for."""
+from kvgen.errors import KvgenError
+from kvgen.pages.arguments import PageError, whole
 
 
 class OutOfPages(KvgenError):
@@ -33,8 +30,7 @@ class Pool:
     def __init__(
         self, pages: int, *, reserved: Iterable[int] = (), evicted: Callable[[int], None] | None = None
     ) -> None:
-        if pages < 1:
-            raise PageError(f"pages: got {pages}; a pool has at least 1 page")
+        pages = whole("pages", pages, "a pool has at least 1 page", least=1)
         self.pages, self._reserved, self._evicted = pages, frozenset(reserved), evicted
         for page in self._reserved:
             if not 0 <= page < pages:
@@ -62,7 +58,8 @@ class Pool:
         return self._references[page]
 
     def take(self, count: int) -> list[int]:
-        """`count` free pages with one reference each; raises OutOfPages if there are fewer."""
+        """`count` free pages with one reference each; raises OutOfPages if there are fewer, PageError for what is no count."""
+        count = whole("count", count, "at least 0 pages are taken", least=0)
         if count > len(self._free):
             raise OutOfPages("take", count, len(self._free))
         taken = []

@@ -170,7 +170,8 @@ class Changed:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias; its RoPE
+    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias, or the
+    mean squares `[T]` that the call brings; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
     rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE
     comes before the norm. `hadamard`: all of a head is transformed at last."""
@@ -179,6 +180,7 @@ class Change:
     norm: Norm | None = None
     weight: Raw | None = None
     norm_bias: Raw | None = None
+    mean_square: Raw | None = None
     norm_order: Literal["before", "after"] = "before"
     rope: Rope | None = None
     positions: Raw | None = None
@@ -233,10 +235,10 @@ def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
         normal = layer_norm(part, do.weight, do.norm_bias, do.norm)
         allowed = layer_norm_error(part, do.weight, do.norm_bias, do.norm)
     else:
-        normal = rms_norm(part, do.weight, do.norm, kind)
-        allowed = rms_norm_error(part, do.weight, do.norm, kind) - ulp(normal, kind) * (normal != part)
+        normal = rms_norm(part, do.weight, do.norm, kind, do.mean_square)
+        allowed = rms_norm_error(part, do.weight, do.norm, kind, do.mean_square) - ulp(normal, kind) * (normal != part)
     # What was lost before grows with the element, and through the mean with its head: as a share of the largest element.
-    gain = norm_gain(part, do.weight, do.norm)
+    gain = norm_gain(part, do.weight, do.norm, do.mean_square)
     again = 2 * before * gain
     if before.any():
         share = before.max(initial=0) / max(np.abs(part).max(initial=0), 1e-30)

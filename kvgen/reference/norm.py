@@ -14,27 +14,39 @@ Floats = NDArray[np.float64]
 LOST = 2.0**-22
 
 
-def rms_norm(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm, dtype: np.dtype[Any]) -> Floats:
+def rms_norm(
+    x: NDArray[Any],
+    weight: NDArray[Any] | None,
+    norm: RmsNorm,
+    dtype: np.dtype[Any],
+    mean_square: NDArray[Any] | None = None,
+) -> Floats:
     """x `[T, heads, dim]`, weight `[n]` -> `[T, heads, dim]`, not rounded at the end: the caller rounds to what it stores.
-    weight None: the norm has none.
+    weight None: the norm has none. `mean_square` `[T]`: that of each row, where norm.mean_square is "given".
 
     n is dim, norm.dim or heads * dim, as `norm.over` says; elements past norm.dim pass. Before the weight, `multiply="after"`
     rounds x / rms to `dtype`, the tensor's.
     """
-    scaled, factor = _parts(x, weight, norm)
+    scaled, factor = _parts(x, weight, norm, mean_square)
     if _casts(norm):
         scaled = scaled.astype(dtype).astype(np.float64)
     return _put(x, scaled * factor, norm)
 
 
-def rms_norm_error(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm, dtype: np.dtype[Any]) -> Floats:
+def rms_norm_error(
+    x: NDArray[Any],
+    weight: NDArray[Any] | None,
+    norm: RmsNorm,
+    dtype: np.dtype[Any],
+    mean_square: NDArray[Any] | None = None,
+) -> Floats:
     """How far a kernel's result, rounded to `dtype`, may lie from `rms_norm`'s, which is not: `[T, heads, dim]`.
 
     One ulp, and 2^-22 of the number for what f32 arithmetic loses. Where `multiply="after"` rounds x / rms between two
     numbers of `dtype`, so near to their middle that f32 may take the other one, also their distance times the weight.
     0 for elements that pass.
     """
-    scaled, factor = _parts(x, weight, norm)
+    scaled, factor = _parts(x, weight, norm, mean_square)
     allowed = np.zeros(scaled.shape)
     if _casts(norm):
         least, most = ((scaled * (1 + sign * LOST)).astype(dtype).astype(np.float64) for sign in (-1, 1))
@@ -44,7 +56,12 @@ def rms_norm_error(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm, 
     return _put(np.zeros(x.shape), allowed + ulp(result, dtype) + LOST * np.abs(result), norm)
 
 
-def norm_gain(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm | LayerNorm) -> Floats:
+def norm_gain(
+    x: NDArray[Any],
+    weight: NDArray[Any] | None,
+    norm: RmsNorm | LayerNorm,
+    mean_square: NDArray[Any] | None = None,
+) -> Floats:
     """What a small change of an element of x is multiplied by, the mean square left as it is: `[T, heads, dim]`, not negative;
     1 for elements that pass."""
     wide = x.astype(np.float64)
@@ -54,8 +71,8 @@ def norm_gain(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm | Laye
         return np.broadcast_to(np.abs(weight.astype(np.float64)) / root, x.shape)
     tokens, heads, dim = x.shape
     part = wide.reshape(tokens, 1, heads * dim) if norm.over == "row" else wide[..., : norm.dim]
-    _, factor = _parts(x, weight, norm)
-    root = np.sqrt(np.mean(part * part, axis=2, keepdims=True) + norm.eps)
+    _, factor = _parts(x, weight, norm, mean_square)
+    root = np.sqrt(_mean_square(part, norm, mean_square) + norm.eps)
     return _put(np.ones(x.shape), np.broadcast_to(np.abs(factor) / root, part.shape), norm)
 
 
@@ -90,7 +107,18 @@ def _casts(norm: RmsNorm) -> bool:
     return norm.weight and norm.multiply == "after"
 
 
-def _parts(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm) -> tuple[Floats, Floats]:
+def _mean_square(wide: Floats, norm: RmsNorm, given: NDArray[Any] | None) -> Floats:
+    """Mean of the squares of `[T, groups, n]` along n, or the given one of each row, `[T, groups, 1]`."""
+    if (given is None) == norm.given:
+        raise ValueError(f"mean_square: got {None if given is None else list(given.shape)} with {norm.mean_square!r}")
+    if given is None:
+        return np.asarray(np.mean(wide * wide, axis=2, keepdims=True))
+    return given.astype(np.float64).reshape(-1, 1, 1)
+
+
+def _parts(
+    x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm, mean_square: NDArray[Any] | None = None
+) -> tuple[Floats, Floats]:
     """x / rms of what is normalised, `[T, groups, n]`, and the weight with its offset, `[n]`; ones where there is none."""
     tokens, heads, dim = x.shape
     wide = x.astype(np.float64)
@@ -99,7 +127,7 @@ def _parts(x: NDArray[Any], weight: NDArray[Any] | None, norm: RmsNorm) -> tuple
     if (weight is None) == norm.weight or factor.shape != (wide.shape[2],):
         got = None if weight is None else list(weight.shape)
         raise ValueError(f"weight: got {got}; {wide.shape[2]} elements are normalised together")
-    return wide / np.sqrt(np.mean(wide * wide, axis=2, keepdims=True) + norm.eps), factor
+    return wide / np.sqrt(_mean_square(wide, norm, mean_square) + norm.eps), factor
 
 
 def _put(x: NDArray[Any], done: Floats, norm: RmsNorm) -> Floats:

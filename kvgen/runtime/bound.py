@@ -218,7 +218,7 @@ def at_once(bind: Callable[P, Bound], written: Any = None) -> Callable[P, Any]:
         try:
             given = method(launcher.now, *arguments[1:], **named).given
         except TypeError as error:
-            better = worded(error, method, type(launcher).__doc__)
+            better = worded(error, method, type(launcher).__doc__, arguments)
             if better is None:
                 raise
             raise better from None

@@ -157,6 +157,12 @@ def _laid_out(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, valu
     )  # NumPy's as_strided knows no 8-bit floats
 
 
+def _torch_of_gpus() -> Any:
+    """torch, where it is imported and was built for GPUs; None elsewhere."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.version.cuda is not None else None
+
+
 def _filled(shape: tuple[int, ...], dtype: str, value: Any, device: str) -> Any:
     """An array of one value, or of the numbers of a range: of NumPy on the CPU, of torch on a GPU where torch is imported, else
     a DeviceArray."""
@@ -164,7 +170,7 @@ def _filled(shape: tuple[int, ...], dtype: str, value: Any, device: str) -> Any:
 
     kind = element(dtype)
     numpy_type = kind.numpy()
-    ordinal, torch = ordinal_of(device), sys.modules.get("torch")
+    ordinal, torch = ordinal_of(device), _torch_of_gpus()
     if ordinal is not None and torch is not None and not isinstance(value, range):
         found = torch.zeros(shape, dtype=getattr(torch, kind.numpy_name), device=f"cuda:{ordinal}")
         return (

@@ -62,6 +62,10 @@ class Launcher:
             if name.startswith("bind") and isinstance(method, FunctionType):
                 method.__qualname__ = cls.KERNEL.file.removesuffix(".cu") + name[4:].replace("_", ".", 1)
                 setattr(cls, name, explained(method, cls.__doc__))
+        for name in ("workspace", "workspace_bytes"):
+            if (method := getattr(cls, name, None)) is not None and not hasattr(method, "__wrapped__"):
+                method.__qualname__ = name
+                setattr(cls, name, explained(method, method.__doc__))
 
     @cached_property
     def now(self) -> Self:

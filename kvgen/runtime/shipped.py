@@ -69,6 +69,8 @@ def _folder(wanted: str, cubins: str | os.PathLike[str] | None) -> Path:
             f"kernels: got {wanted!r}, a name or digest, and no folder to find it in; pass cubins=DIR or set KVGEN_CUBINS=DIR, a "
             "folder that `kvgen compile -o DIR` or kvgen.compile_ahead() made"
         )
+    if not isinstance(given, (str, os.PathLike)):
+        raise SpecError(f"cubins: got {given!r}; pass the path of a folder that `kvgen compile -o DIR` made")
     return Path(given)
 
 
@@ -117,7 +119,7 @@ def _shard(manifest: Manifest, wanted: str, tp: int) -> ManifestSet:
 
 def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The architectures for which every kernel of the set is there, or those of `wanted`."""
-    from kvgen.compile import ARCHS
+    from kvgen.compile import ARCHS, archs_given
 
     place = named(manifest.folder / "manifest.json")
     stand_ins = {other for by_arch in found.elsewhere.values() for other in by_arch.values()}
@@ -130,7 +132,7 @@ def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None)
         )
     if wanted is None:
         return tuple(there)
-    asked = [wanted] if isinstance(wanted, str) else list(wanted)
+    asked = archs_given(wanted)
     for arch in asked:
         if arch not in there:
             raise SpecError(

@@ -22,7 +22,7 @@ def explained(function: Callable[..., Any], doc: str | None) -> Callable[..., An
         try:
             return function(*arguments, **named)
         except TypeError as error:
-            better = worded(error, function, doc)
+            better = worded(error, function, doc, arguments)
             if better is None:
                 raise
             raise better from None
@@ -30,8 +30,11 @@ def explained(function: Callable[..., Any], doc: str | None) -> Callable[..., An
     return call
 
 
-def worded(error: TypeError, function: Callable[..., Any], doc: str | None) -> CallError | None:
-    """The error in more words where it is about the call of `function` itself; None where it is about another."""
+def worded(
+    error: TypeError, function: Callable[..., Any], doc: str | None, arguments: tuple[object, ...] = ()
+) -> CallError | None:
+    """The error in more words where it is about the call of `function` itself; None where it is about another. `arguments` are
+    those given by position."""
     match = _SAYS.match(str(error))
     if match is None or match[1] != function.__qualname__:
         return None
@@ -39,6 +42,9 @@ def worded(error: TypeError, function: Callable[..., Any], doc: str | None) -> C
     lines = dict(re.findall(r"^ *(\w+): (.+)$", doc or "", re.MULTILINE))
     said = str(error).partition(". Did you mean")[0]
     quoted = re.findall(r"'(\w+)'", said)
+    if " missing " in said and (taken := _taken(function, arguments)) is not None:
+        said = f"{function.__qualname__}() missing 1 required positional argument: '{taken}'; the workspace stands in its place"
+        quoted = [taken]
     if " missing " in said:
         said += "".join(f"; {name}: {lines[name].rstrip('.')}" for name in quoted if name in lines)
     elif "unexpected" in said and quoted:
@@ -46,6 +52,14 @@ def worded(error: TypeError, function: Callable[..., Any], doc: str | None) -> C
         said += f"; did you mean {near[0]}?" if near else ""
     name = function.__qualname__.removesuffix(".__init__")
     return CallError(f"{said}; it is called {name}({_signature(parameters)})")
+
+
+def _taken(function: Callable[..., Any], arguments: tuple[object, ...]) -> str | None:
+    """The argument in whose place a call has its workspace; None where it has none, or has it in its own."""
+    for value, name in zip(arguments, inspect.signature(function).parameters, strict=False):
+        if type(value).__name__ == "Workspace":
+            return None if name == "workspace" else name
+    return None
 
 
 def _signature(parameters: list[inspect.Parameter]) -> str:

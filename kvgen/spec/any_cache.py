@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal
 
 from kvgen.layout.storage import Storage
 from kvgen.spec.base import Spec
@@ -13,11 +12,6 @@ from kvgen.spec.tables import IndexName, Offsets, States, Table
 
 class AnyCache(Spec):
     """What operations that move pages know of a cache; those that know tokens and heads ask for a `Cache`."""
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Another cache with these fields changed, validated as any other: its storage is worked out anew."""
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**(given | dict(update or {})))
 
     @property
     def page_tokens(self) -> int | None:
@@ -63,3 +57,9 @@ class AnyCache(Spec):
     def quants(self) -> dict[str, Quant | None]:
         """How each role is quantized; None: stored in `dtype`. Empty where there are no roles."""
         return {}
+
+    @property
+    def given_scales(self) -> bool:
+        """Whether a call brings scales of K or V, or the one above all blocks."""
+        quants = [quant for quant in self.quants.values() if quant is not None and quant.scale_dtype is not None]
+        return any(quant.scale == "given" or quant.recipe == "global" for quant in quants)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +22,20 @@ def zero_is_none(value: Any) -> Any:
     return None if type(value) is int and value == 0 else value
 
 
+def as_written(value: Any) -> str:
+    """A field's value as a spec has it, with the fields that are not at their defaults: Mask(window=1024)."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {as_written(item)}' for key, item in value.items())}}}"
+    if not isinstance(value, Spec):
+        return "none" if value is None else getattr(value, "__name__", None) or repr(value)
+    fields = type(value).model_fields
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    given = [(name, getattr(value, name)) for name in fields if getattr(value, name) != defaults[name]]
+    return f"{type(value).__name__}({', '.join(f'{name}={as_written(item)}' for name, item in given)})"
+
+
 class Spec(BaseModel):
     """Frozen, keyword-only, refusing unknown fields."""
 
@@ -32,6 +47,13 @@ class Spec(BaseModel):
             BaseModel.__init__(self, **fields)
         except ValidationError as error:
             raise FieldError(located(error)) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Another spec with these fields changed, checked as any other: raises SpecError for a field or a value that is none.
+
+        deep changes nothing: specs are frozen.
+        """
+        return type(self)(**({name: getattr(self, name) for name in self.model_fields_set} | dict(update or {})))
 
     if not TYPE_CHECKING:  # type checkers have the fields as keyword arguments, and no assignment to them
 
@@ -143,5 +165,8 @@ def _known(title: str, name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value) if not isinstance(value, type) else f"the class {value.__name__}"
+    try:
+        text = repr(value) if not isinstance(value, type) else f"the class {value.__name__}"
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep to be shown"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

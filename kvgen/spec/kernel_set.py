@@ -7,13 +7,14 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.spec.any_cache import AnyCache
 from kvgen.spec.base import Spec
 from kvgen.spec.cache import Cache
+from kvgen.spec.cache_facts import check_cache
 from kvgen.spec.model import Model
 
 Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
@@ -45,13 +46,15 @@ class Op(Spec):
     """An operation of a set. `name` is unique in its set and defaults to the operation's own.
 
     `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
-    states, `at_rates` that it works where an entry of the cache stands for several tokens.
+    states, `at_rates` that it works where an entry of the cache stands for several tokens, `scores_keys` that the cache's
+    rows are an indexer's keys and q_heads its heads.
     """
 
     kind: ClassVar[str]
     ragged: ClassVar[bool] = False
     moves_states: ClassVar[bool] = False
     at_rates: ClassVar[bool] = False
+    scores_keys: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -202,6 +205,8 @@ class KernelSet(Spec):
     def _consistent(self) -> KernelSet:
         self._check_layers()
         self._check_heads()
+        if self.model is not None:
+            check_cache(self.model, self.cache, self.q_heads, scores=any(op.scores_keys for op in self.ops))
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})
@@ -255,7 +260,12 @@ class KernelSet(Spec):
 
     def named(self, default: str) -> KernelSet:
         """This set, called `default` where its spec gave no name."""
-        named = self if self.name else self.model_copy(update={"name": check_name("name", default)})
+        return self.called(self.name or default)
+
+    def called(self, name: str) -> KernelSet:
+        """This set under the name `name`; raises ValueError where no set or no kernel can be called so."""
+        # Not Spec's copy: nothing that the name changes is planned again.
+        named = self if name == self.name else BaseModel.model_copy(self, update={"name": check_name("name", name)})
         if named.name == "device":
             raise ValueError("name: got 'device'; generated/device holds the device library; choose another name")
         entries = [entry for op in named.ops for entry in op.entry_names(named.name)]

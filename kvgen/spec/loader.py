@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -32,8 +33,8 @@ class LoadedSet:
     doc: str
 
 
-def _mistakes(error: BaseException, path: Path, source: str) -> str:
-    """`specs/x.py:9: field: got ...` for whatever went wrong while the file ran."""
+def _mistakes(error: BaseException, path: Path, source: str, text: str) -> str:
+    """`specs/x.py:9: field: got ...` for whatever went wrong while the file, which has this text, ran."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{source}:{error.lineno}: {error.msg}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
@@ -47,13 +48,13 @@ def _mistakes(error: BaseException, path: Path, source: str) -> str:
     else:
         lines = [worded(error)]
     return "\n".join(
-        f"{source}{f':{_line(path, frame, argument)}' if frame else ''}: {line}" for argument, line in lines
+        f"{source}{f':{_line(text, frame, argument)}' if frame else ''}: {line}" for argument, line in lines
     )
 
 
-def _line(path: Path, frame: traceback.FrameSummary, argument: str) -> int | None:
+def _line(text: str, frame: traceback.FrameSummary, argument: str) -> int | None:
     """The line of a call's keyword argument, for the call that `frame` stands in; else the frame's own line."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and (node.lineno, node.col_offset) == (frame.lineno, frame.colno):
             for keyword in node.keywords:
                 if keyword.arg == argument:
@@ -72,24 +73,38 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
     except ToolError as error:
         raise SpecError(str(error)) from error
     try:
-        doc = ast.get_docstring(ast.parse(text, str(path))) or ""
+        doc, code = _compiled(text, path)
         if any(c not in "\n\t" and (ord(c) < 32 or 0xD800 <= ord(c) < 0xE000) for c in doc + source):
             raise SpecError(
                 "docstring: got a control or surrogate character; it is copied into generated files; remove it"
             )
         with loading_from(path.parent, root or path.parent):
-            exec(compile(text, str(path), "exec"), scope)
+            exec(code, scope)
         found = scope.get("kernels")
-        sets = [found] if isinstance(found, KernelSet) else found
-        if not isinstance(sets, (list, tuple)) or not sets or not all(isinstance(s, KernelSet) for s in sets):
-            raise SpecError(
-                f"kernels: got {type(found).__name__}; a spec file assigns a KernelSet, or a list of them, to `kernels`"
-            )
+        listed = isinstance(found, list | tuple) and len(found) > 0
+        sets: list[Any] = list(found) if listed else [found]  # type: ignore[arg-type]
+        for i, one in enumerate(sets):
+            if not isinstance(one, KernelSet):
+                raise SpecError(
+                    f"kernels{f'[{i}]' if listed else ''}: got {type(one).__name__}; a spec file assigns a KernelSet, or a list "
+                    "of them, to `kernels`"
+                )
         if len(sets) > 1 and not all(s.name for s in sets):
             raise SpecError("kernels: a list of sets needs name='...' in each; the file's name serves one set only")
         return [LoadedSet(s.named(path.stem), source, doc) for s in sets]
     except (Exception, SystemExit) as error:  # a spec that leaves is as wrong as one that fails
-        raise SpecError(_mistakes(error, path, source)) from error
+        raise SpecError(_mistakes(error, path, source, text)) from error
+
+
+def _compiled(text: str, path: Path) -> tuple[str, CodeType]:
+    """The docstring and the code of a spec file; raises SpecError for what Python's parser has no stack for."""
+    try:
+        return ast.get_docstring(ast.parse(text, str(path))) or "", compile(text, str(path), "exec")
+    except (MemoryError, RecursionError):
+        raise SpecError(
+            "an expression is nested deeper, or has more terms in a row, than Python reads; make several statements of it, or "
+            "build it in a loop"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ class RmsNorm(Spec):
     DeepSeek), "before" multiplies in f32 and casts the product (Gemma3RMSNorm; MAX's `multiply_before_cast`). In f32
     both are the same.
 
+    `mean_square` says whose mean that is: "computed", of the row that the call brings; or "given", for the row of a GPU that has
+    a part of the heads under tensor parallelism. The call then brings the mean over all GPUs' heads, `[T]` f32
+    (`q_mean_square`, `k_mean_square`, `v_mean_square`): each GPU's own mean of x^2, summed over the GPUs and divided by their
+    number, as vLLM's MiniMax-M2 all-reduces it. Weights are those of the GPU's heads.
+
     `weight_offset` is 1.0 where a checkpoint stores weights around 0 (Gemma). `weight_dtype` is w's: "same" as the
     tensor's, or "f32". `weight=False` is a norm without weights, y = x * r in f32 (Llama 4's L2 norm of q and k, Gemma 4's
     norm of v): the call then brings none, and what belongs to weights is left out.
@@ -30,6 +35,10 @@ class RmsNorm(Spec):
     over: Literal["head", "row"] = "head"
     """What the mean runs over: each "head", or a token's whole "row" of heads. Weights: head_dim numbers, or heads *
     head_dim.
+    """
+    mean_square: Literal["computed", "given"] = "computed"
+    """Mean of x^2 of a whole row: "computed" from the row; "given", brought by the call as f32, one number a row, where other
+    GPUs have the row's other heads. "given" takes over="row".
     """
     eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
     """Number added to the mean square before the root."""
@@ -56,6 +65,15 @@ class RmsNorm(Spec):
         return self
 
     @model_validator(mode="after")
+    def _given_of_a_row(self) -> RmsNorm:
+        if self.mean_square == "given" and self.over != "row":
+            raise ValueError(
+                f"mean_square: got 'given' with over={self.over!r}; each GPU has whole heads and computes their means itself; "
+                "use over='row', or mean_square='computed'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_weights(self) -> RmsNorm:
         if self.weight:
             return self
@@ -71,6 +89,11 @@ class RmsNorm(Spec):
     def whole_row(self) -> bool:
         """Whether the mean runs over all heads of a row."""
         return self.over == "row"
+
+    @property
+    def given(self) -> bool:
+        """Whether the call brings the mean square."""
+        return self.mean_square == "given"
 
     def weights(self, heads: int, head_dim: int) -> int:
         """How many numbers w has for rows of `heads` heads of `head_dim` elements."""
@@ -98,6 +121,11 @@ class LayerNorm(Spec):
     @property
     def whole_row(self) -> bool:
         """Whether the mean runs over all heads of a row: never."""
+        return False
+
+    @property
+    def given(self) -> bool:
+        """Whether the call brings the mean square: never."""
         return False
 
     @property

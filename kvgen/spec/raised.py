@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-_UNKNOWN = re.compile(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'")
-_MISSING = re.compile(r"(\w+)\(\) missing \d+ required (?:keyword-only|positional) arguments?: (.+)")
-_BY_POSITION = re.compile(r"(\w+)\(\) takes \d+ positional arguments? but")
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '(kvgen(?:\.\w+)*)'")
 
 
@@ -20,18 +16,6 @@ def worded(error: BaseException) -> tuple[str, str]:
         return "", text
     if isinstance(error, ImportError) and (match := _IMPORT.match(text)):
         return "", _no_such_name(match[1], match[2])
-    if isinstance(error, TypeError):
-        if (match := _UNKNOWN.match(text)) and (preset := _preset(match[1])):
-            known = list(inspect.signature(preset).parameters)
-            near = _near(match[2], known)
-            return match[2], f"presets.{match[1]}.{match[2]}: unknown field; {match[1]} has {', '.join(known)}{near}"
-        if (match := _MISSING.match(text)) and (preset := _preset(match[1])):
-            missing = " and ".join(re.findall(r"'(\w+)'", match[2]))
-            fields = ", ".join(inspect.signature(preset).parameters)
-            return "", f"presets.{match[1]}: {missing} missing, without a default; {match[1]} has {fields}"
-        if (match := _BY_POSITION.match(text)) and (preset := _preset(match[1])):
-            first = next(iter(inspect.signature(preset).parameters))
-            return "", f"presets.{match[1]}: got a field by position; name it, as in {match[1]}({first}=...)"
     return "", f"{type(error).__name__}: {text}"
 
 
@@ -48,10 +32,3 @@ def _no_such_name(name: str, module: str) -> str:
 def _near(name: str, known: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
-
-
-def _preset(name: str) -> Callable[..., object] | None:
-    """The preset that a TypeError's function is, by its name."""
-    from kvgen.spec import presets
-
-    return getattr(presets, name) if name in presets.__all__ else None

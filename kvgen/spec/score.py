@@ -25,6 +25,8 @@ _BOUNDS: Final = {"i8": (-128, 127), "u8": (0, 255), "i32": FULL, "u32": WORD}
 _ARGUMENT: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 # Axes of the launcher's other arrays, of which a tensor would have to be as long.
 _AXES: Final = {"K": "bias and mask", "P": "page_lists", "W": "workspace"}
+# Functions of kvgen.score, which other libraries have by the same names.
+_FUNCTIONS: Final = ("exp", "exp2", "log", "log2", "tanh", "sqrt", "abs", "minimum", "maximum", "floor", "where")
 _RESERVED: Final = ("cache", "stream", "self", "errors", "workspace", "object")
 
 
@@ -153,7 +155,11 @@ class Score(Spec):
         if value is None or isinstance(value, Function):
             return value
         if not isinstance(value, FunctionType):
-            raise ValueError(f"function: got {value!r:.80}; it is a Python function, def my_score(s, at): return ...")
+            named = getattr(value, "__name__", "")
+            offered = f", which may call kvgen.score.{named}" if named in _FUNCTIONS else ""
+            raise ValueError(
+                f"function: got {value!r:.80}; it is a Python function, def my_score(s, at): return ...{offered}"
+            )
         if "tensors" not in info.data or "scalars" not in info.data:
             return None  # whose own mistakes are told
         try:
@@ -242,7 +248,8 @@ def trace(function: FunctionType, tensors: Mapping[str, Tensor], scalars: Mappin
         while step is not None:
             at = step.tb_lineno if step.tb_frame.f_code.co_filename == file else at
             step = step.tb_next
-        message = f"got {type(error).__name__}: {error}; a score function computes with s, at, its tensors and scalars"
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        message = f"got {said}; a score function computes with s, at, its tensors and scalars"
         raise TraceError(file, at, message) from error
     symbols = Names({n: Elements(n, "", t.shape, t.shape) for n, t in tensors.items()}, {n: n for n in scalars}, 0, 0)
     printer = Printer(root, symbols)

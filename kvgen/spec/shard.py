@@ -64,7 +64,7 @@ def shard(kernels: KernelSet, tp: int) -> KernelSet:
     if unshared is not None:
         raise SpecError(f"{said}, of {unshared[0]} query heads and {unshared[1]} KV heads; {heads_rule(heads)}")
     for op in kernels.ops:
-        _check_op(said, op)
+        _check_op(said, op, one_head=kernels.kv.kv_heads == 1)
     q_heads, kv_heads = shard_heads(*own, tp)
     try:
         changed: dict[str, Any] = {
@@ -83,13 +83,16 @@ def shard(kernels: KernelSet, tp: int) -> KernelSet:
         raise SpecError(f"{said}, whose shard would be no valid set: {error}") from None
 
 
-def _check_op(said: str, op: Op) -> None:
-    """Raise SpecError for an operation that a GPU with a part of the heads cannot do as the spec says it."""
+def _check_op(said: str, op: Op, *, one_head: bool) -> None:
+    """Raise SpecError for an operation that a GPU with a part of the heads cannot do as the spec says it; `one_head`: every GPU
+    has all of a row of K and V."""
     for field in type(op).model_fields:
         value = getattr(op, field)
-        if isinstance(value, RmsNorm | LayerNorm) and value.whole_row:
+        whole = one_head and field != "q_norm"
+        if isinstance(value, RmsNorm | LayerNorm) and value.whole_row and not value.given and not whole:
             raise SpecError(
-                f"{said}; {field} of {op.name} is over all heads of a token, which no GPU has; leave the norm to the engine"
+                f"{said}; {field} of {op.name} is over all heads of a token, which no GPU has; give the norm of ops.Append "
+                "mean_square='given', and the call the mean over all GPUs' heads, or leave the norm to the engine"
             )
         if isinstance(value, Score) and value.numbered is not None:
             raise SpecError(

@@ -54,6 +54,7 @@ class Operator:
         self._longest = slice(len(own), len(own) + len(longest))
         self.arguments: tuple[Argument, ...] = (*own, *longest)
         self._defaults = [{"None": None, "False": False, "True": True}.get(a.default) for a in self.arguments]
+        self._needed = _needed(self.arguments)
         self._written = [i for i, a in enumerate(self.arguments) if a.writes]
         arrays = {p.name: p for p in (*cache.TABLES, *method.given) if isinstance(p, Array)}
         self.dtypes = {t.name: _type_of(t.dtype) for t in cache.TENSORS} | {
@@ -78,8 +79,27 @@ class Operator:
         return _plainly(at)
 
     def complete(self, given: Sequence[Any]) -> list[Any]:
-        """All values: the dispatcher leaves out those at the end that are their defaults."""
-        return [*given, *self._defaults[len(given) :]]
+        """All values: the dispatcher leaves out those at the end that are their defaults, and takes None for any tensor.
+
+        Raises ArgumentError for None in place of a tensor that the operation needs.
+        """
+        values = [*given, *self._defaults[len(given) :]]
+        self.refuse_none(self._needed, values)
+        return values
+
+    def refuse_none(self, needed: Sequence[tuple[int, str]], values: Sequence[Any]) -> None:
+        """Raise ArgumentError for None in `values` at the places of `needed`, which has their names."""
+        for at, name in needed:
+            value = values[at]
+            places = (
+                [f"[{i}]" for i, tensor in enumerate(value) if tensor is None]
+                if isinstance(value, (list, tuple))
+                else [""] * (value is None)
+            )
+            for place in places:
+                dtype = f" of {self.dtypes[name]}" if name in self.dtypes else ""
+                entry = self.method.kernel.entry
+                raise ArgumentError(f"{name}{place}: got None; {entry} needs it; pass a tensor{dtype}")
 
     def kernel(self, *given: Any) -> None:
         """Launch, on PyTorch's current stream."""
@@ -93,11 +113,13 @@ class Operator:
                 torch.autograd.graph.increment_version(values[at])
 
     def fake(self, *given: Any) -> None:
-        """What a trace sees: nothing is computed, arguments that no launch would take are refused.
+        """The call of a trace, or over meta tensors: nothing is computed, arguments that no launch would take are refused.
 
-        Looks at types, ranks and sizes that the spec fixes; the launch checks everything else.
+        Looks at types, ranks and sizes that the spec fixes; the launch checks everything else. Raises ArgumentError for meta
+        tensors beside others: PyTorch calls this for them, and a call that looks like a launch would compute nothing.
         """
         values = self.complete(given)
+        self._refuse_some_meta(values)
         for argument, value in zip(self.arguments, values, strict=True):
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(tensor, torch.Tensor):
@@ -105,6 +127,22 @@ class Operator:
         for at, spec in self._arrays:
             if values[at] is not None and not (spec.rows and values[at].numel() == 0):
                 _refuse_misfit(values[at], spec)
+
+    def _refuse_some_meta(self, values: Sequence[Any]) -> None:
+        """Raise ArgumentError unless all tensors are on meta, or none."""
+        of_device: dict[str, str] = {}
+        for argument, value in zip(self.arguments, values, strict=True):
+            for i, tensor in enumerate(value if isinstance(value, (list, tuple)) else (value,)):
+                if isinstance(tensor, torch.Tensor):
+                    at = f"[{i}]" if isinstance(value, (list, tuple)) else ""
+                    of_device.setdefault(tensor.device.type, f"{argument.name}{at}")
+        meta = of_device.pop("meta", None)
+        if meta is not None and of_device:
+            device, other = next(iter(of_device.items()))
+            raise ArgumentError(
+                f"{meta}: got a meta tensor, which has no memory, where {other} is on {device}; pass it on {device} too; for "
+                "shapes alone pass every tensor on meta"
+            )
 
 
 class Returning:
@@ -134,6 +172,7 @@ class Returning:
         self._sizes |= {s: (at[name], axis, extra) for s, (name, axis, extra) in known.items()}
         self._order = [(a.name, at.get(a.name)) for a in operator.arguments]
         self._defaults = [{"None": None, "False": False, "True": True}.get(a.default) for a in self.arguments]
+        self._needed = _needed(self.arguments)
         self._like = next(i for i, a in enumerate(self.arguments) if a.type == "Tensor")
 
     def kernel(self, *given: Any) -> Any:
@@ -150,6 +189,7 @@ class Returning:
 
     def _allocated(self, given: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         values = [*given, *self._defaults[len(given) :]]
+        self.operator.refuse_none(self._needed, values)
         device = values[self._like].device
         outs = {
             out.name: torch.zeros([self._size(n, values) for n in out.shape], dtype=_TYPES[out.dtype], device=device)
@@ -176,6 +216,11 @@ class Returning:
             rule = "it counts what is returned" if axis is None else f"dimension {axis} is at least {extra}"
             raise ArgumentError(f"{name}: got {value + extra}; {rule}; pass {extra} or more")
         return value + int(more or 0)
+
+
+def _needed(arguments: Sequence[Argument]) -> list[tuple[int, str]]:
+    """Places and names of the tensors, and lists of tensors, that a call cannot do without."""
+    return [(i, a.name) for i, a in enumerate(arguments) if a.type in ("Tensor", "Tensor[]")]
 
 
 def refuse_gradient(tensor: Any, name: str) -> None:

@@ -27,10 +27,11 @@ Raw = NDArray[Any]
 Pools = dict[str, Raw | list[Raw]]
 POISON: Final = 0xFF  # bytes: NaN in floats, and in no table
 UNWRITTEN: Final = 0xEE  # what lies in outputs before a launch
-_OPEN_TOKENS: Final = 16  # a page of a cache that has none
+OPEN_TOKENS: Final = 16  # a page of a cache that has none
 _FEW_ROWS: Final = 8
 _STATES: Final = ((1, 1), (1,) * 5)  # a state a request, whatever it has seen
 _LONG: Final = 333  # tokens: more than the shortest piece that a decode is cut into
+_LISTED: Final = 210  # entries of a long list: more tiles of 64 than shared memory holds at once
 # (bits that are random, bits that are set) a byte: finite as a code of any type, and small.
 _CODES: Final = (0x87, 0x30)
 
@@ -108,19 +109,20 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     """The batches of an operation, the smallest first; with `quick` that one alone.
 
     A small one of two requests; one of five, some of which take a new prompt and some a token, with lengths of a page, of
-    one token more and one less; for attention a request long enough to be cut in pieces. States are two, and five.
+    one token more and one less; for attention a request long enough to be cut in pieces, or lists of more tiles than wait in
+    shared memory. States are two, and five.
     """
     if kernels.cache.states:
         found = [Workload(name, ones, ones) for name, ones in zip(("small", "mixed"), _STATES, strict=True)]
         return found[:1] if quick else found
     cache, least = kernels.kv, rows_each(op)
     lowered = lower(cache)
-    page, rate = (cache.page_tokens or _OPEN_TOKENS) * cache.entry_tokens, cache.entry_tokens
+    page, rate = (cache.page_tokens or OPEN_TOKENS) * cache.entry_tokens, cache.entry_tokens
     most = cache.page_tokens if lowered.kind.one_page else None
     if lowered.kind.one_page:
-        page = _OPEN_TOKENS
+        page = OPEN_TOKENS
     if cache.ragged:
-        most = page = _OPEN_TOKENS
+        most = page = OPEN_TOKENS
 
     def totals(*wanted: int) -> tuple[int, ...]:
         return tuple(max(n, least) if most is None else min(max(n, least), most) for n in wanted)
@@ -133,7 +135,9 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     mixed = totals(page, 2 * page + 1, 3 * rate, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
     new = tuple(min(n, wanted) for n, wanted in zip(mixed, (page, 3, 3, 1, 2), strict=True))
     found.append(Workload("mixed", mixed, new))
-    if op.kind in (*ATTENDING, *NEW_ROWS) and most is None:
+    if getattr(op, "sparse", False) and most is None:
+        found.append(Workload("long", totals(_LONG * rate, _LISTED * rate), (1, 1), listed=_LISTED))
+    elif op.kind in (*ATTENDING, *NEW_ROWS) and most is None:
         found.append(Workload("long", totals(_LONG, 40), (1, 1)))
     if op.kind in NEW_ROWS and most is None:
         found.append(Workload("prompt", totals(_LONG, 40, 17), (_LONG - 20, 40, 1)))
@@ -144,10 +148,10 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     """Five requests of some tokens each, or of a state each, for data that is wrong."""
     if kernels.cache.states:
         return Workload("hostile", _STATES[-1], _STATES[-1])
-    page, rate = min(kernels.kv.page_tokens or _OPEN_TOKENS, 64), kernels.kv.entry_tokens
+    page, rate = min(kernels.kv.page_tokens or OPEN_TOKENS, 64), kernels.kv.entry_tokens
     most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
     if kernels.kv.ragged:
-        most = page = _OPEN_TOKENS
+        most = page = OPEN_TOKENS
     least = max(rows_each(op), 4)
     if least > _FEW_ROWS:
         page = least
@@ -158,8 +162,11 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     return Workload("hostile", totals, tuple(min(n, new) for n, new in zip(totals, (2, 2, 2, 3, 2), strict=True)))
 
 
-def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload, seed: int) -> Case:
-    """An operation's call in a batch, with random numbers in it; nothing is wrong with the data yet.
+def case_of(
+    kernels: KernelSet, op: Op, package: ModuleType, workload: Workload, seed: int, room: Workload | None = None
+) -> Case:
+    """An operation's call in a batch, with random numbers in it; nothing is wrong with the data yet. `room`: the batch that the
+    pools have pages for, by default the same.
 
     Tokens that the operation finds stored are written by the oracle; all other bytes of the cache's tensors are NaN, pages
     included that tables name behind the end of a request. States are random bytes, those that are free as well.
@@ -167,15 +174,10 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
     Raises ToolError where kvgen has no batch for the operation.
     """
     rng = np.random.default_rng([seed, len(workload.totals), *workload.totals])
-    scene = Scene(kernels, package, workload, _room(kernels, workload))
-    call, tables = prepared(scene, op)
+    scene = Scene(kernels, package, room or workload, _room(kernels, room or workload)).at(workload)
+    case = _called(scene, op, rng)
     _poison(scene)
-    arrays = {name: array.copy() for name, array in call.arrays.items()}
-    for name, array in arrays.items():
-        _fill(scene, call, name, array, rng)
-    if any(p.name == "errors" for p in call.launcher.KERNEL.arguments):
-        arrays["errors"] = np.zeros(1, np.uint64)
-    before = Contents(scene.pools, tables, arrays)
+    call, before, tables = case.call, case.before, case.before.tables
     totals = workload.totals
     if op.kind in ("append", "seal"):
         totals = tuple(n - new for n, new in zip(workload.totals, workload.new, strict=True))
@@ -200,9 +202,46 @@ def case_of(kernels: KernelSet, op: Op, package: ModuleType, workload: Workload,
         for layer in range(LAYERS) if op.kind == "gather" and call.launcher.KERNEL.all_layers else (LAYER,):
             _store(scene, before, tables, totals, rng, layer)
     if op.kind == "append" and scene.cache.storage.residual:  # in a step seal comes first; its own cases check it
+        arrays = before.arrays
         new = [arrays[name] for name in "kv" if name in arrays]
         seal(scene.view(tables), before.rows(scene), new, row_offsets=arrays["row_offsets"])
-    return Case(workload.name, "", scene, call, before, dict(call.numbers))
+    return case
+
+
+def next_case(case: Case, left: Contents, op: Op, workload: Workload, seed: int) -> Case:
+    """An operation's call in a later batch of the same requests, over the tensors that a launch left; other memory is new."""
+    rng = np.random.default_rng([seed, 1, *workload.totals])
+    found = _called(case.scene.at(workload), op, rng)
+    found.before.pools = left.pools
+    return found
+
+
+def _called(scene: Scene, op: Op, rng: np.random.Generator) -> Case:
+    """An operation's call with random numbers in its arrays; of the cache's tensors nothing is written."""
+    call, tables = prepared(scene, op)
+    arrays = {name: array.copy() for name, array in call.arrays.items()}
+    for name, array in arrays.items():
+        _fill(scene, call, name, array, rng)
+    if call.sparse:
+        _cut_lists(call, arrays, rng)
+    if any(p.name == "errors" for p in call.launcher.KERNEL.arguments):
+        arrays["errors"] = np.zeros(1, np.uint64)
+    return Case(scene.workload.name, "", scene, call, Contents(scene.pools, tables, arrays), dict(call.numbers))
+
+
+def _cut_lists(call: Call, arrays: dict[str, Raw], rng: np.random.Generator) -> None:
+    """Lists of a sparse attention: a hole now and then; all but the first row's are counted to somewhere else, and have numbers
+    behind that which are no entries of any pool."""
+    for prefix in ("", *(name.removesuffix("cache") for name in call.keys)):
+        lists, counts = arrays.get(f"{prefix}indices"), arrays.get(f"{prefix}topk_lengths")
+        if lists is None:
+            continue
+        lists[rng.random(lists.shape) < 0.05] = -1
+        if counts is None:
+            continue
+        for row in range(1, len(lists)):
+            counts[row] = rng.integers(0, lists.shape[1] + 1)
+            lists[row, int(counts[row]) :] = np.iinfo(lists.dtype).max
 
 
 def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
@@ -302,7 +341,7 @@ def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Genera
         array[...] = np.cos(rng.standard_normal(array.shape)).astype(array.dtype)
     elif name == "q_scale":
         array[...] = 0.37
-    elif name.endswith(("scale", "scales")):
+    elif name.endswith(("scale", "scales", "mean_square")):
         array[...] = (0.5 + rng.random(array.shape)).astype(array.dtype)
     elif name.endswith("_weight"):
         array[...] = (1 + 0.25 * rng.standard_normal(array.shape)).astype(array.dtype)

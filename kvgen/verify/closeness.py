@@ -60,7 +60,7 @@ def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] 
     arguments = arguments or {}
     cache = kernels.kv
     return Terms(
-        scale=op.scale if op.scale is not None else 1 / math.sqrt(cache.head_dim),
+        scale=op.softmax_scale(kernels),
         compute=computes_in(kernels, op),
         out=op.out_dtype or cache.dtype,
         rows=op.rows if isinstance(op, Decode) else 0,

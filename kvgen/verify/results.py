@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Status = Literal["ok", "wrong", "not run"]
@@ -22,6 +22,17 @@ class CaseResult:
     expected: str
     wrong: tuple[str, ...]
     seconds: float
+
+    def with_later(self, op: str, later: CaseResult) -> CaseResult:
+        """This and a later launch over the same memory, of the operation called `op`, as one result."""
+        return replace(
+            self,
+            error=max(self.error, later.error),
+            share=max(self.share, later.share),
+            reported=self.reported or later.reported,
+            expected=self.expected or later.expected,
+            wrong=(*self.wrong, *(f"then {op}: {line}" for line in later.wrong)),
+        )
 
     @property
     def name(self) -> str:

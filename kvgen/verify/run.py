@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,12 +17,13 @@ from kvgen.errors import ArgumentError, DeviceError, ToolError
 from kvgen.runtime import Kernel, describe
 from kvgen.runtime.cpu import cpu_archs
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.verify.batches import Case, batches, case_of, hostile_batch
+from kvgen.verify.batches import Case, batches, case_of, hostile_batch, next_case
 from kvgen.verify.hostile import damages
 from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import Memory
 from kvgen.verify.oracles import ORACLES, Judged
 from kvgen.verify.results import CaseResult, KernelResult
+from kvgen.verify.steps import Step, louden, room, steps
 
 # Kinds whose numbers a GPU may round to a neighbour, one in SOME, since its compiler may fuse a product and a sum.
 FUSED: Final = ("convert", "lora_add")
@@ -31,11 +32,13 @@ SOME: Final = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """One case to run: a batch, and which of the kernel's damages it gets (None: none), by number and `fault`."""
+    """One case to run: a batch, and which of the kernel's damages it gets (None: none), by number and `fault`. `steps`: the
+    launches of a case of several, the first one of which is in the batch."""
 
     workload: Workload
     damage: int | None
     fault: str = ""
+    steps: tuple[Step, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,6 +79,8 @@ class Verifier:
         if self.why_not(op):
             return []
         found = [Plan(work, None) for work in batches(self.kernels, op, quick=self.quick)]
+        if not self.quick and (taken := steps(self.kernels, op)):
+            found.append(Plan(taken[0].workload, None, steps=taken))
         bad = hostile_batch(self.kernels, op)
         case = case_of(self.kernels, op, self.package, bad, self.seed)
         wrong = damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)
@@ -100,9 +105,19 @@ class Verifier:
         return result
 
     def case(self, op: Op, plan: Plan, arch: str | None = None) -> CaseResult:
-        """One case of an operation: its launch, and all memory beside the oracle's."""
+        """One case of an operation: its launch, or its launches, and all memory beside the oracle's."""
         begin = time.perf_counter()
         case = self.built(op, plan)
+        found = self._launched(case, arch)
+        for step in plan.steps[1:]:
+            if found.wrong or self.last is None:
+                break
+            later = next_case(case, self.last[1].contents, step.op, step.workload, self.seed)
+            found = found.with_later(step.op.name, self._launched(later, arch if step.op is op else None))
+        return replace(found, seconds=round(time.perf_counter() - begin, 4))
+
+    def _launched(self, case: Case, arch: str | None) -> CaseResult:
+        """One launch beside its oracle; its time is still 0."""
         self.launching(True)
         try:
             left = launch(case, self.memory, arch)
@@ -110,16 +125,15 @@ class Verifier:
             if isinstance(error.__cause__, HostCompilerError):  # nothing runs without one
                 raise
             self._check_context()
-            seconds = time.perf_counter() - begin
-            return CaseResult(case.batch, case.fault, 0.0, 0.0, "", "", (str(error),), round(seconds, 4))
+            return CaseResult(case.batch, case.fault, 0.0, 0.0, "", "", (str(error),), 0.0)
         self.launching(False)
         self.last = case, left
         judged = Judged(case, case.before.copy(), left.contents)
-        word = ORACLES[op.kind](judged)
+        word = ORACLES[case.call.kind](judged)
         if "errors" in judged.wanted.arrays:
             judged.wanted.arrays["errors"][0] = word
         wrong = [f"{name}: written beside the array" for name in left.beside] + judged.wrong
-        wrong += differences(judged, near=self.memory.device != "cpu" and op.kind in FUSED)
+        wrong += differences(judged, near=self.memory.device != "cpu" and case.call.kind in FUSED)
         return CaseResult(
             case.batch,
             case.fault,
@@ -128,12 +142,14 @@ class Verifier:
             _said(int(left.contents.arrays["errors"][0]) if "errors" in left.contents.arrays else 0),
             _said(word),
             tuple(wrong),
-            round(time.perf_counter() - begin, 4),
+            0.0,
         )
 
     def built(self, op: Op, plan: Plan) -> Case:
-        """The memory and the call of a case, damaged as the plan says."""
-        case = case_of(self.kernels, op, self.package, plan.workload, self.seed)
+        """The memory and the call of a case, damaged as the plan says; of its first launch where it has several."""
+        case = case_of(self.kernels, op, self.package, plan.workload, self.seed, room(plan.steps))
+        if plan.steps:
+            louden(case)
         if plan.damage is not None:
             damages(case.call, case.before.arrays, case.before.tables, quick=self.quick)[plan.damage].apply(case)
             case.fault = plan.fault

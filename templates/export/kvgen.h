@@ -80,6 +80,7 @@ enum class Fault : uint8_t {
   overlap = 9,      // pair `position` writes to a page that another pair reads or writes
   plan = 10,        // a workspace without a plan for this operation, batch and rows, or one that was overwritten
   stale = 11,       // a request of another length than its step was planned with
+  scale = 12,       // a scale of the caller's that is 0, negative or not finite
 };
 
 constexpr const char* name_of(Fault fault) {

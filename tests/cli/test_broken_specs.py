@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.compile import read_folder
 from kvgen.spec.set_names import set_names
 
 from .conftest import Folder
@@ -201,3 +202,39 @@ def test_a_pattern_warns_of_a_file_that_may_have_more(built: Folder) -> None:
     said = built.kvgen("check", "drawn_16", code=2).stderr
     assert said.startswith("error: selector: got 'drawn_16'; no set or operation is called so; there are tiny, wide\n")
     assert "specs/many.py:12: " in said
+
+
+@pytest.mark.parametrize(
+    "nested", ["-" * 20_000 + "1", "+".join(["1"] * 20_000), "a" + ".b" * 20_000, "lambda s: " * 3000 + "s"]
+)
+def test_nested_deeper_than_python_reads(empty: Folder, nested: str) -> None:
+    """Python's parser ends in a bare MemoryError or RecursionError, or, by its version, takes it and the name is unknown."""
+    empty.spec("tiny")
+    write(empty, "deep", f"value = {nested}\n")
+    said = empty.kvgen("list", code=2).stderr
+    wanted = (
+        "specs/deep.py: an expression is nested deeper, or has more terms in a row, than Python reads; make several"
+    )
+    assert wanted in said or "specs/deep.py:1: NameError" in said or "specs/deep.py: kernels: got NoneType" in said
+    assert "MemoryError" not in said and "RecursionError" not in said
+
+
+def test_more_memory_than_there_is(empty: Folder) -> None:
+    empty.spec("tiny")
+    write(empty, "large", "\nvalue = bytes(1 << 60)\n")
+    wanted = "specs/large.py:2: MemoryError: this line asks for more memory than there is\n"
+    assert wanted in empty.kvgen("list", code=2).stderr
+
+
+def test_files_that_begin_with_a_byte_order_mark(empty: Folder) -> None:
+    """As Notepad and PowerShell save them: specs, pyproject.toml and what kvgen writes as JSON."""
+    empty.spec("tiny")
+    empty.kvgen("build")
+    empty.kvgen("compile", "-o", "cubins")
+    for path in ("specs/tiny.py", "pyproject.toml", "cubins/manifest.json"):
+        file = empty.root / path
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    empty.kvgen("check")
+    assert [each.set for each in read_folder(empty.root / "cubins").sets] == ["tiny"]
+    empty.change("specs/tiny.py", "q_heads=8", "q_head=8")
+    assert "specs/tiny.py:6: KernelSet.q_head: unknown field" in empty.kvgen("check", code=2).stderr

@@ -105,7 +105,7 @@ def test_every_name_is_known(built: Folder, outside: Path) -> None:
     ):
         (out / path).parent.mkdir(exist_ok=True)
         (out / path).write_text("x", encoding="utf-8")
-    (out / ".git").mkdir()
+    (out / "tiny/empty").mkdir()
     (out / "tiny/link").symlink_to(outside)
     os.mkfifo(out / "tiny/pipe")
     (out / "wide/gather.cu").unlink()
@@ -128,21 +128,21 @@ def test_every_name_is_known(built: Folder, outside: Path) -> None:
             ),
             foreign,
         ),
-        **dict.fromkeys(
-            ("generated/.git", "generated/.gitignore"), "extra: a folder, not made by kvgen; move it out of this folder"
-        ),
+        **dict.fromkeys(("generated/tiny/empty", "generated/.gitignore"), "extra: an empty folder"),
         "generated/tiny/link": "extra: a link, not made by kvgen; move it out of this folder",
         "generated/tiny/pipe": "extra: a FIFO, not made by kvgen; move it out of this folder",
         "generated/wide/gather.cu": "edited: a folder is in its place; move it out of this folder",
     }
     said = built.kvgen("check", code=1).stdout
-    assert "generated/odd\\nname" in said and said.splitlines()[-1] == "nothing for kvgen to mend: move these files"
+    assert "generated/odd\\nname" in said and said.splitlines()[-1] == "kvgen build"
     before = built.tree()
     built.kvgen("diff")
     (out / "wide/gather.cu/inside").unlink()
     (out / "wide/gather.cu").rmdir()
     built.kvgen("build")
     assert built.tree().keys() - {"wide/gather.cu"} == before.keys() - {"wide/gather.cu/inside"}
+    assert not (out / ".gitignore").exists() and not (out / "tiny/empty").exists()
+    assert built.kvgen("check", code=1).stdout.splitlines()[-1] == "nothing for kvgen to mend: move these files"
 
 
 def compiled(source: Path, mode: py_compile.PycInvalidationMode) -> Path:

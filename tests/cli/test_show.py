@@ -77,7 +77,7 @@ INDEX, OF_1 = Indexer(heads=8, dim=128, topk=32), Indexer(heads=8, dim=128, topk
 kernels = KernelSet(
     q_heads=8,
     cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16),
-    ops=[ops.Append(), ops.Gather()],
+    ops=[ops.Append(rope=None), ops.Gather()],
     model=Model(
         layers=9,
         kinds=[
@@ -105,6 +105,35 @@ def test_plan_has_the_model_s_layers(empty: Folder) -> None:
     (found,) = json.loads(empty.kvgen("show", "layered", "--plan", "--json").stdout)
     assert [kind["kind"] for kind in found["layers"]] == ["mamba", "full", "shared"]
     assert found["layers"][0]["layers"] == [0, 3, 6]
+
+
+FIELDS = """from kvgen import KernelSet, Mask, Model, Paged, Rope, ops
+
+LOCAL = Mask(window=32)
+kernels = KernelSet(
+    q_heads=8,
+    cache=Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16),
+    ops=[ops.Append(rope="local"), ops.Decode(mask=LOCAL, split="balanced"), ops.Extend(mask=LOCAL, scale=0.25)],
+    model=Model(scale=0.25, window=32, window_pattern=["local", "full"], rope=Rope(style="neox", theta=1e6, local_theta=1e4)),
+)
+"""
+
+
+def test_plan_says_which_value_came_from_where(empty: Folder) -> None:
+    (empty.root / "specs").mkdir(exist_ok=True)
+    (empty.root / "specs" / "fields.py").write_text(FIELDS, encoding="utf-8")
+    (found,) = json.loads(empty.kvgen("show", "fields", "--plan", "--json").stdout)
+    said = {
+        kernel["op"]: {f["field"]: (f["value"], f["from"]) for f in kernel["fields"]} for kernel in found["kernels"]
+    }
+    assert said["append"] == {"rope": ("Rope(style='neox', theta=1000000.0, local_theta=10000.0)", "model: rope")}
+    mask = ("Mask(window=32)", "spec")
+    none = {"score": ("none", "default"), "sinks": ("none", "default")}
+    split = {"split": ("'balanced'", "spec")}
+    assert said["decode"] == {"scale": ("0.25", "model: scale"), "mask": mask, **none, **split}
+    assert said["extend"] == {"scale": ("0.25", "spec"), "mask": mask, **none}
+    lines = empty.kvgen("show", "fields/decode", "--plan").stdout.splitlines()
+    assert "     scale  0.25             model: scale" in lines
 
 
 NARROW = """

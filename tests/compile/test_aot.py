@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,19 @@ def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path, images:
     with pytest.raises(ToolError, match=r"tiny: a link to .*outside; nothing is written through a link"):
         write_folder(folder, images, DIGESTS)
     assert not list((tmp_path / "outside").iterdir())
+
+
+def test_writers_at_once_lose_no_set(tmp_path: Path) -> None:
+    """Several processes compile into one folder; each thread here has a lock of its own, as a process has."""
+
+    def write(writer: int) -> None:
+        for i in range(8):
+            write_folder(tmp_path, [], {}, {f"s{writer}_{i}": "launchers"})
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.set for each in read_folder(tmp_path).sets] == sorted(f"s{w}_{i}" for w in range(4) for i in range(8))
+    assert not [path for path in tmp_path.rglob(".*")]

@@ -26,11 +26,12 @@ CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 SEED: Final = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
 COUNT: Final = int(os.environ.get("KVGEN_FORMS", "20000" if CAMPAIGN else "400"))
 # Fields that no drawn set gives a value of its own: a table's kind is its class, a latent row has one head of both dims, totals
-# are given where strides need them, and the rest is no part of a kernel.
+# are given where strides need them, a row's mean square is in a set of tests/ops, and the rest is no part of a kernel.
 AS_THEY_ARE: Final = {
     "Latent": {"kv_heads", "v_head_dim", "stores", "k_quant", "v_quant", "total_pages", "total_layers"},
     "Ragged": {"lengths", "stores", "total_pages", "total_layers", "total_tokens"},
     "KernelSet": {"model", "layers"},
+    "RmsNorm": {"mean_square"},  # in `row_given` of tests/support/append_sets.py
     **{table: {"kind"} for table in ("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring")},
 }
 
@@ -50,7 +51,8 @@ def test_every_drawn_form_is_executed() -> None:
 def test_tests_that_are_named_are_there(request: pytest.FixtureRequest) -> None:
     """Of every file that this run has whole."""
     given = request.config
-    if given.option.keyword or given.option.lf or given.option.op or any("::" in argument for argument in given.args):
+    chosen = given.option.keyword or given.option.op or getattr(given.option, "lf", False)
+    if chosen or any("::" in argument for argument in given.args):
         return
     assert not held.absent(request.session.items)
     assert not alike.wrong(), "lines of tests/forms/alike.txt without a test, or that leave their function none"

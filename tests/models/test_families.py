@@ -667,3 +667,24 @@ def test_a_shard_has_its_share_of_every_kind() -> None:
     assert "name=" not in eight.split("ops=")[0], "both kinds then have one KV head, and share a set"
     with pytest.raises(ConfigError, match=r"--tp: got 3 for 64 query heads and 4 KV heads; every GPU has"):
         models.spec_text(fields, source="x", serving=models.Serving(tp=3))
+
+
+@pytest.mark.parametrize(("name", "tp"), [("minimax_m2_5", 4), ("minimax_m2_5", 16), ("olmo_3_7b", 8)])
+def test_norms_over_the_heads_of_all_gpus(name: str, tp: int) -> None:
+    """A GPU's set takes the mean square of the whole row; the spec's docstring says which number that is."""
+    whole = models.facts(config(name))
+    text = models.spec_text(config(name), source="x", serving=models.Serving(tp=tp))
+    scope: dict[str, Any] = {}
+    exec(compile(text, "spec", "exec"), scope)
+    kernels = scope["kernels"]
+    assert (kernels.q_heads, kernels.cache.kv_heads) == (whole.q_heads // tp, max(1, whole.kv_heads // tp))
+    append = next(op for op in kernels.ops if op.kind == "append")
+    for norm in (append.q_norm, append.k_norm):
+        assert (norm.over, norm.mean_square, norm.eps) == ("row", "given", whole.kinds[0].q_norm.eps)  # type: ignore[union-attr]
+    said = " ".join(text.split('"""')[1].split())
+    assert (
+        "The norms of q and k are over the heads of all GPUs: append takes q_mean_square and k_mean_square, each token's mean "
+        "of squares over them. A GPU computes the mean over its own heads; the sum of these means over the GPUs, divided by "
+        "their number, is what append takes. Written by"
+    ) in said
+    assert "mean_square" not in models.spec_text(config(name), source="x")

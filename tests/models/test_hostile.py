@@ -35,8 +35,7 @@ from .checkpoints import CONFIGS, NAMES, WRITTEN, changed, config, model_in, wit
         (b"", "not JSON"),
         (b"{", "not JSON"),
         (b"\xff\xfe{}", "not JSON"),
-        (b'{"a": NaN}', "NaN is not a JSON number"),
-        (b'{"a": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"a": nan}', "not JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not JSON"),
         (b'{"a": ' + b"[" * 200_000 + b"}", "nested too deep"),
         (b'{"a": {"b": 1, "b": 2}}', "not JSON: the key 'b' is given twice in one object"),
@@ -46,7 +45,7 @@ from .checkpoints import CONFIGS, NAMES, WRITTEN, changed, config, model_in, wit
         (b"[]", "got a list of 0; it must be a JSON object"),
         (b'"import os"', "got 'import os'"),
         (b"null", "got null"),
-        (b" " * (2**20 + 1), "larger than 1 MiB"),
+        (b" " * (2**24 + 1), "larger than 16 MiB"),
     ],
 )
 def test_read_refuses(tmp_path: Path, data: bytes, message: str) -> None:
@@ -58,8 +57,8 @@ def test_read_refuses(tmp_path: Path, data: bytes, message: str) -> None:
 
 
 def test_read_needs_a_file(tmp_path: Path) -> None:
-    for path, said in ((tmp_path, "not a file but a folder"), (tmp_path / "absent.json", "No such file")):
-        with pytest.raises(ConfigError, match=f"{said}.*; give the path of a model's config.json"):
+    for path, said in ((tmp_path, r"config\.json: .*No such file"), (tmp_path / "absent.json", "No such file")):
+        with pytest.raises(ConfigError, match=f"{said}.*; give the path of a model's config.json, or of its folder"):
             models.read(path)
 
 
@@ -404,6 +403,8 @@ def test_one_hostile_value_in_every_place(name: str) -> None:
         if any(isinstance(key, int) and key > 1 for key in path):
             continue  # the other entries of a list are read like its first two
         within = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
+        if any(path[:n] not in read for n in range(1, within)):
+            continue  # inside of what nobody reads, which itself has its turn
         if path[:within] in read:
             for value in values_of(name, path):
                 spec_or_error(replaced(original, path, value))

@@ -34,6 +34,10 @@ MODELOPT = {
 }
 
 
+LISTED = "kv_cache_quantized_layers"
+ALL_OF_32 = {f"model.layers.{layer}.self_attn": {"quant_algo": "FP8"} for layer in range(32)}
+
+
 def cache_of(text: str, tmp_path: Path) -> Cache:
     """The cache that a spec's text builds."""
     (tmp_path / "made.py").write_text(text, encoding="utf-8")
@@ -183,6 +187,12 @@ def test_impossible_ones(model: dict[str, Any], name: str, message: str) -> None
             Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global"),
             "kv_cache_quant_algo",
         ),
+        (
+            {"quant_algo": "FP8", "kv_cache_scheme": "FP8", "producer": {"name": "modelopt", "version": "0.31.0"}},
+            FP8,
+            "kv_cache_scheme",
+        ),
+        ({**MODELOPT, "kv_cache_quant_algo": "MIXED_PRECISION", "kv_cache_quantized_layers": ALL_OF_32}, FP8, LISTED),
         # ModelOpt's exports since 0.35 say it as compressed-tensors does, in three fields.
         (
             {"quant_method": "modelopt", "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}},
@@ -240,6 +250,109 @@ def test_quark_and_nested_modelopt(quantization: dict[str, Any], quant: Quant, f
     assert f"quantization_config.{field} says" in text
 
 
+def test_the_text_models_own_quantization(tmp_path: Path) -> None:
+    """Kimi K2.5's lies inside text_config; compressed-tensors called the field compression_config once."""
+    gemma = config("gemma_3_4b_it")
+    for key in ("quantization_config", "compression_config"):
+        held = {**gemma, "text_config": {**gemma["text_config"], key: COMPRESSED}}
+        assert cache_of(models.spec_text(held, source="x"), tmp_path).quants == {"k": FP8, "v": FP8}
+
+
+def layers_of_kinds(**algorithms: str) -> dict[str, Any]:
+    """kv_cache_quantized_layers of Gemma 3 4B, whose every sixth layer is full."""
+    kinds = ["full" if i % 6 == 5 else "local" for i in range(34)]
+    listed = {
+        f"language_model.model.layers.{i}.self_attn": {"quant_algo": algorithms[kind]}
+        for i, kind in enumerate(kinds)
+        if kind in algorithms
+    }
+    return {**MODELOPT, "kv_cache_quant_algo": "MIXED_PRECISION", LISTED: listed, "kv_cache_schema_version": 1}
+
+
+def test_layers_that_are_stored_in_several_ways(tmp_path: Path) -> None:
+    """Kinds of layers have caches of their own; layers of one kind that differ are refused, and so are some of a kind."""
+
+    def text(quantization: dict[str, Any]) -> str:
+        return models.spec_text(
+            {**config("gemma_3_4b_it"), "quantization_config": quantization}, source="x", name="gemma"
+        )
+
+    def quants(made: str) -> dict[str, Quant | None]:
+        (tmp_path / "made.py").write_text(made, encoding="utf-8")
+        return {one.kernels.name: one.kernels.cache.quant for one in load_file(tmp_path / "made.py", "made.py")}
+
+    nvfp4 = Quant(dtype="e2m1", scale_dtype="e4m3", recipe="global")
+    assert quants(text(layers_of_kinds(full="FP8", local="NVFP4"))) == {"gemma_full": FP8, "gemma_local": nvfp4}
+    assert quants(text(layers_of_kinds(full="FP8"))) == {"gemma_full": FP8, "gemma_local": None}
+    vision = {"vision_model.encoder.layers.0.self_attn": {"quant_algo": "FP8"}}
+    assert "quant=" not in text({**MODELOPT, LISTED: vision, "kv_cache_quant_algo": None})
+    some = layers_of_kinds(full="FP8")
+    some[LISTED]["language_model.model.layers.0.self_attn"] = {"quant_algo": "FP8"}
+    with pytest.raises(
+        ConfigError, match=r"kv_cache_quant_algo is FP8 in layer 0 and none in layer 1; layers of one kind"
+    ):
+        text(some)
+
+
+BESIDE = {"producer": {"name": "modelopt", "version": "0.33"}, "quantization": {"kv_cache_quant_algo": "FP8"}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "beside", "source"),
+    [
+        (None, BESIDE, "quantization.kv_cache_quant_algo of hf_quant_config.json"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8"},
+            BESIDE,
+            "quantization.kv_cache_quant_algo of hf_quant_config.json",
+        ),
+        (MODELOPT, BESIDE, "quantization_config.kv_cache_quant_algo"),
+        (MODELOPT, {"quantization": {"kv_cache_quant_algo": None}}, "quantization_config.kv_cache_quant_algo"),
+        (None, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, ""),
+        (None, {}, ""),
+    ],
+)
+def test_a_quantization_beside_the_config(
+    quantization: object, beside: dict[str, Any], source: str, tmp_path: Path
+) -> None:
+    text = models.spec_text(changed("llama_3_1_8b", quantization_config=quantization), source="x", quantization=beside)
+    assert cache_of(text, tmp_path).quant == (FP8 if source else None)
+    assert not source or f"as the checkpoint's {source} says." in said(text)
+    chosen = models.spec_text(config("llama_3_1_8b"), source="x", quantization=beside, kv_dtype="int8")
+    assert cache_of(chosen, tmp_path).quant == Quant(dtype="i8", scale_dtype="f32"), "the option is heard first"
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        (
+            {"quantization": {"kv_cache_quant_algo": "NVFP4"}},
+            "hf_quant_config.json: quantization.kv_cache_quant_algo says nvfp4 of KV, and "
+            "quantization_config.kv_cache_quant_algo of config.json says fp8-static; say with --kv-dtype how kvgen shall store "
+            "KV",
+        ),
+        (
+            {"quantization": {"kv_cache_quant_algo": "FP6"}},
+            "hf_quant_config.json: quantization.kv_cache_quant_algo: got 'FP6'; kvgen knows FP8, INT8, NVFP4; say with "
+            "--kv-dtype how kvgen shall store KV",
+        ),
+        (
+            {"quantization": {"kv_cache_bits": 6}},
+            "hf_quant_config.json: quantization.kv_cache_bits: got 6; kvgen does not know this field of a quantized KV cache; "
+            "say with --kv-dtype how kvgen shall store KV",
+        ),
+        (
+            {"quantization": "FP8"},
+            "hf_quant_config.json: quantization: got 'FP8'; it must be a JSON object, such as {...}",
+        ),
+    ],
+)
+def test_files_that_contradict_each_other(beside: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        models.spec_text(changed("llama_3_1_8b", quantization_config=MODELOPT), source="x", quantization=beside)
+    assert str(error.value) == message
+
+
 def test_quark_groups_that_nothing_describes() -> None:
     broken = changed(
         "llama_3_1_8b", quantization_config={"quant_method": "quark", "export": {"kv_cache_group": ["*k_proj"]}}
@@ -293,7 +406,26 @@ CHOOSE = "say with --kv-dtype how kvgen shall store KV"
         ("fp8", "quantization_config: got 'fp8'; it must be a JSON object, such as {...}"),
         (
             {**COMPRESSED, "kv_cache_scheme": "fp8"},
-            "quantization_config.kv_cache_scheme: got 'fp8'; it must be a JSON object, such as {...}",
+            f"quantization_config.kv_cache_scheme: got 'fp8'; kvgen knows FP8, INT8, NVFP4; {CHOOSE}",
+        ),
+        (
+            {**COMPRESSED, "kv_cache_scheme": ["FP8"]},
+            "quantization_config.kv_cache_scheme: got a list of 1; it must be a JSON object, such as {...}",
+        ),
+        (
+            {"quant_method": "fp8", "kv_cache_dtype": "fp8_e5m2"},
+            "quantization_config.kv_cache_dtype: got 'fp8_e5m2'; kvgen does not know this field of a quantized KV cache; "
+            f"{CHOOSE}",
+        ),
+        (
+            {**MODELOPT, "kv_cache_quantized_layers": {"lm_head": {"quant_algo": "FP8"}}},
+            "quantization_config.kv_cache_quantized_layers: got an object of 1 fields; 'lm_head' names no layer, as in "
+            f"'model.layers.0.self_attn'; {CHOOSE}",
+        ),
+        (
+            {**MODELOPT, "kv_cache_quantized_layers": {"model.layers.1.self_attn": {"quant_algo": "FP8_K_NVFP4_V"}}},
+            "quantization_config.kv_cache_quantized_layers.model.layers.1.self_attn.quant_algo: got 'FP8_K_NVFP4_V'; kvgen knows "
+            f"FP8, INT8, NVFP4; {CHOOSE}",
         ),
         (
             scheme(num_bits=4, type="int"),

@@ -30,8 +30,11 @@ SET = KernelSet(
         ops.Decode(out_dtype="f32"),
         ops.Extend(name="prefix", mask=Mask(causal=False), cross=True, out_dtype="f32"),
         ops.MergeStates(dtype="f32"),
-        ops.MergeStates(name="merge_many", states="many", dtype="f32", lse_base="2"),
     ),
+)
+# States of other kernels, with another base.
+MANY = SET.model_copy(
+    update={"name": "cascade_many", "ops": (ops.MergeStates(states="many", dtype="f32", lse_base="2"),)}
 )
 PREFIX = 32  # tokens that all requests begin with
 
@@ -78,9 +81,9 @@ def test_the_kernel_makes_the_whole(parts: int) -> None:
     outs = np.stack([o for o, _ in found]).astype(np.float32)
     lses = (np.stack([s for _, s in found]) / np.log(2)).astype(np.float32)
     out, lse = np.zeros((3, 4, 16), np.float32), np.zeros((3, 4), np.float32)
-    scene = Scene(SET, PLAIN, ())
+    scene = Scene(MANY, PLAIN, ())
     with machine(mode="check"):
-        package(SET).merge_many(package(SET).Cache(**scene.arguments())[0], outs, lses, out, lse=lse)
+        package(MANY).merge_states(package(MANY).Cache(**scene.arguments())[0], outs, lses, out, lse=lse)
     whole, sums = attention(q, k, v)
     np.testing.assert_allclose(out, whole, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(lse * np.log(2), sums, rtol=1e-5)

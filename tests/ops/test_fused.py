@@ -92,6 +92,7 @@ class Call:
                 norm=norm,
                 weight=self.arguments.get(f"{role}_weight"),
                 norm_bias=self.arguments.get(f"{role}_norm_bias"),
+                mean_square=self.arguments.get(f"{role}_mean_square"),
                 norm_order=op.norm_order,
                 rope=None if role == "v" else op.new_rows(kernels).rope,
                 positions=positions,
@@ -170,6 +171,8 @@ def fill(scene: Scene, name: str, array: Raw) -> None:
         array[...] = np.cos(angle).astype(array.dtype)
     elif name == "q_scale":
         array[...] = 0.37
+    elif name.endswith("mean_square"):
+        array[...] = 0.25 + rng.random(array.shape)
     else:
         array[...] = (rng.standard_normal(array.shape) * 2).astype(array.dtype)
 
@@ -407,6 +410,45 @@ def test_a_bad_page_leaves_q_alone_and_a_bad_length_does_not() -> None:
     call.scene.tables["lengths"].view(np.int32)[1] = -1
     found, word = check(call)
     assert str(describe(word)).startswith("LENGTH") and found[2].state == "unknown"
+
+
+def test_two_gpus_normalise_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has half of a row's heads; what they make of it is what the norm of the whole row makes of those heads."""
+    batch = replace(STEP, totals=(5, 1, 40), new=(2, 1, 3), padding=0)
+    calls = [call_for("row_given", batch) for _ in range(2)]
+    positions = np.array([p.position for p in calls[0].located()[0]], np.int64)
+    wanted: dict[str, Changed] = {}
+    for role in "qk":
+        norm = getattr(calls[0].op, f"{role}_norm")
+        whole = np.concatenate([call.inputs[role] for call in calls], axis=1) * np.array(
+            3.0, calls[0].inputs[role].dtype
+        )
+        weight = np.concatenate([call.arguments[f"{role}_weight"] for call in calls])
+        row = Change(
+            norm=norm.model_copy(update={"mean_square": "computed"}),
+            weight=weight,
+            rope=calls[0].op.rope,
+            positions=positions,
+        )
+        wanted[role] = changed(whole, row)
+        # What an engine does: each GPU's mean of its own squares, a sum over the GPUs, divided by their number; in f32.
+        parts = np.split(whole, 2, axis=1)
+        mean = sum(np.mean(part.astype(np.float32) ** 2, axis=(1, 2)) for part in parts) / np.float32(2)
+        for call, part in zip(calls, parts, strict=True):
+            call.arguments[role][...] = part
+            call.arguments[f"{role}_mean_square"][...] = mean
+    for gpu, call in enumerate(calls):
+        mine = {"v": call.changed(call.located()[0])["v"]}
+        for role, of_whole in wanted.items():
+            heads = slice(gpu * call.inputs[role].shape[1], (gpu + 1) * call.inputs[role].shape[1])
+            rows, lost = of_whole.rows[:, heads], of_whole.lost[:, heads]
+            mine[role] = Changed(rows, lost + 2.0**-21 * np.abs(rows).max(axis=2, keepdims=True))  # the mean is rounded
+        monkeypatch.setattr(call, "changed", lambda found, mine=mine: mine)
+        check(call)
+        wrong = {**mine, "q": Changed(mine["q"].rows * 1.02, mine["q"].lost)}
+        monkeypatch.setattr(call, "changed", lambda found, wrong=wrong: wrong)
+        with pytest.raises(AssertionError, match="q of row 0: off by"):
+            check(call)
 
 
 @pytest.mark.parametrize("name", ["q_alone", "q_alone_kivi", "q_alone_row"])

@@ -38,7 +38,7 @@ SETS = {
                 lengths="after",
             ),
             ops=[
-                ops.IndexerScores(name="block_scores", rows=3, block_max=4, pin_newest=True),
+                ops.IndexerScores(name="block_scores", rows=3, block_max=8, pin_newest=True),
                 ops.IndexerScores(name="candidate_scores", rows=3, candidates=8),
             ],
             arch=["sm_80"],
@@ -78,7 +78,7 @@ SETS = {
             ),
             ops=[
                 ops.IndexerScores(name="block_scores", block_max=2, logits=False),
-                ops.IndexerScores(name="candidate_scores", candidates=1),
+                ops.IndexerScores(name="candidate_scores", candidates=2),
             ],
             arch=["sm_80"],
         ),

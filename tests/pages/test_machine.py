@@ -45,12 +45,13 @@ class Machine(RuleBasedStateMachine):
         window=st.sampled_from([9, 4, 3, 1]),
         host=st.sampled_from([12, 4, 0]),
         null=st.booleans(),
+        alone=st.sampled_from([False, False, True]),
     )
-    def make(self, pages: int, window: int, host: int, null: bool) -> None:
+    def make(self, pages: int, window: int, host: int, null: bool, alone: bool) -> None:
         groups = (
             Group(pages, host_pages=host, null_page=0 if null else -1),
             Group(pages, window=window, host_pages=host),
-        )
+        )[alone:]  # alone: no group has all of a prefix
         self.manager = PageManager(groups, SIZE)
         self.memory = [np.zeros((pages + 1, SIZE), object) for _ in groups]
         self.host = [np.zeros((host, SIZE), object) for _ in groups]
@@ -101,8 +102,10 @@ class Machine(RuleBasedStateMachine):
         request = self.pick(data)
         assert request is not None
         given: Any = len(more) if unknown and not self.pending[request] else more
-        if self.unchanged_where_full(self.manager.alloc, request, given) is not None:
-            self.pending[request] += more
+        cached = self.unchanged_where_full(self.manager.alloc, request, given)
+        if cached is not None:  # above 0 where all that the request had was taken back
+            self.tokens[request] += more[:cached]
+            self.pending[request] += more[cached:]
 
     @precondition(lambda self: any(self.pending.values()))
     @rule(

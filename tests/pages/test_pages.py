@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -194,12 +195,124 @@ def twice(manager: PageManager, verb: str, *args: object) -> None:
             lambda: manager_with("a").step(["a"], tokens={"a": [1]}),
             "tokens['a']: got 1; the step has 0 of this request",
         ),
+        (
+            lambda: manager_with("a").step(["a"], accepted={"b": 0}),
+            "accepted['b']: the step has no such request; its requests are ['a']",
+        ),
+        (
+            lambda: manager_with("a").step(["a"], tokens={"b": []}),
+            "tokens['b']: the step has no such request; its requests are ['a']",
+        ),
+        (lambda: manager_with("a").step(["a"], accepted=1), "accepted: got 1; pass a mapping from requests of the step"),  # type: ignore[arg-type]
+        (
+            lambda: manager_with("a").step(["a"], accepted={"a": 0.5}),  # type: ignore[dict-item]
+            "accepted['a']: got 0.5; the step has 0 tokens of this request; pass a whole number",
+        ),
+        (lambda: manager_with("a").step(["a", "a"]), "requests: got ['a', 'a']; a request is in a step once"),
+        (
+            lambda: manager_with("a").alloc("a", 10**12),
+            "tokens: got 1000000000000; at most 2147483644 fit into the 32 bits that kernels read",
+        ),
+        (
+            lambda: manager_with("a").alloc("a", None),  # type: ignore[arg-type]
+            "tokens: got None; pass the ids of the tokens, or how many there are",
+        ),
+        (
+            lambda: manager_with("a").alloc("a", math.nan),  # type: ignore[arg-type]
+            "tokens: got nan; pass the ids of the tokens, or how many there are",
+        ),
+        (
+            lambda: manager_with("a").alloc("a", True),
+            "tokens: got True; a step has at least 0 tokens of a request; pass a whole number",
+        ),
+        (lambda: manager_with("a").alloc("a", [math.nan]), "tokens[0]: got nan; token ids are whole numbers of 64 bits"),  # type: ignore[list-item]
+        (lambda: manager_with("a").alloc("a", [1, math.inf]), "tokens[1]: got inf; token ids are whole numbers of 64 bits"),  # type: ignore[list-item]
+        (lambda: manager_with("a").alloc("a", [None]), "tokens[0]: got None; token ids are whole numbers of 64 bits"),  # type: ignore[list-item]
+        (lambda: Pool(4).take(-1), "count: got -1; at least 0 pages are taken"),
+        (lambda: Pool(2.5), "pages: got 2.5; a pool has at least 1 page; pass a whole number"),  # type: ignore[arg-type]
+        (lambda: PageManager(10**12, 4), "groups: got 1000000000000; at most 2147483647 fit into the 32 bits that kernels read"),
+        (
+            lambda: PageManager(None, 4),  # type: ignore[arg-type]
+            "groups: got None; pass a number of pages, or a sequence of Group(...)",
+        ),
+        (
+            lambda: PageManager([8, 8], 4),  # type: ignore[list-item]
+            "groups: got [8, 8]; pass a number of pages, or a sequence of Group(...)",
+        ),
+        (lambda: PageManager(4, math.inf), "page_size: got inf; a page holds at least 1 token; pass a whole number"),  # type: ignore[arg-type]
+        (
+            lambda: PageManager([Group(4, host_pages=-1)], 4),
+            "groups[0].host_pages: got -1; 0 is no pool in host memory",
+        ),
+        (
+            lambda: PageManager([Group(4, null_page=2**31)], 4),
+            "groups[0].null_page: got 2147483648; at most 2147483647 fit into the 32 bits that kernels read",
+        ),
+        (
+            lambda: PageManager([Group(4, window=1.5)], 4),  # type: ignore[arg-type]
+            "groups[0].window: got 1.5; a row sees at least 1 token; None is all; pass a whole number",
+        ),
+        (lambda: manager_with().claim("a", salt=5), "salt: got 5; pass text, the same for requests that may share pages"),  # type: ignore[arg-type]
+        (
+            lambda: manager_with("a").inputs(["a"], batch=2**16, width=2**16),
+            "batch, width: got 65536 and 65536; a page table has at most 2147483647 entries; pass fewer",
+        ),
+        (
+            lambda: manager_with("a").inputs(["a"], width=10**12),
+            "width: got 1000000000000; at most 2147483647 fit into the 32 bits that kernels read",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_refused(call: Callable[[], object], says: str) -> None:
     with pytest.raises(PageError) as error:
         call()
     assert str(error.value) == says
+
+
+def test_a_step_is_all_or_nothing() -> None:
+    """A mistake about the last request leaves those before it as they were; without the mistake the same step is made."""
+    for wrong in (
+        {"accepted": {"a": 3, "b": 99}},
+        {"accepted": {"a": 3, "c": 1}},
+        {"tokens": {"b": [1]}},
+        {"tokens": {"b": [1, 2.5]}},
+        {"requests": ["a", "b", "c"]},
+        {"requests": ["a", "b", "a"]},
+    ):
+        manager = PageManager(10, 4)
+        for request, count in (("a", 5), ("b", 2)):
+            manager.claim(request)
+            manager.alloc(request, count)
+        with pytest.raises(PageError):
+            manager.step(**{"requests": ["a", "b"], **wrong})  # type: ignore[arg-type]
+        assert [manager.length(r) for r in "ab"] == [0, 0] and manager.pools[0].free == 7
+        manager.step(["a", "b"], accepted={"a": 3}, tokens={"a": [1, 2, 3, 4, 5]})
+        assert [manager.length(r) for r in "ab"] == [3, 2] and manager.pools[0].free == 8
+
+
+def test_a_count_is_compared_with_the_pool_before_any_work() -> None:
+    manager = manager_with("a")
+    for count in (10**9, np.int64(10**9)):
+        with pytest.raises(OutOfPages, match=r"needs 250000000 more pages, 3 are free"):
+            manager.alloc("a", count)
+    assert manager.length("a") == 3 and table(manager, "a") == [[0]]
+
+
+def test_a_prefix_whose_page_is_taken_for_what_follows_it() -> None:
+    """One group with a window: the next row does not see the page of the prefix, so that alloc takes it."""
+    manager = PageManager([Group(3, window=1)], 2)
+    written(manager, "a", [1, 2])
+    manager.release("a")
+    manager.claim("b")
+    assert manager.alloc("b", [1, 2, 3, 4, 5, 6, 7]) == 2
+    assert table(manager, "b") == [[-1, 1, 2, 0]]
+    manager.step(["b"])
+    manager.release("b")
+    manager.claim("c")
+    assert manager.alloc("c", [1, 2, 3, 4, 5, 6, 8]) == 6  # behind 6 tokens a row sees itself alone
+    manager.step(["c"])
+    manager.release("c")
+    assert written(manager, "d", [9] * 6) == 0
 
 
 def test_in_the_middle_of_a_step() -> None:

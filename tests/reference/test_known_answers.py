@@ -177,18 +177,18 @@ def test_heads_share_scales() -> None:
 
 
 def test_given_scales() -> None:
-    """One a head and pair of dims, read only, a layer's own; a scale of 0 stores 0."""
+    """One a head and pair of dims, read only, a layer's own; a scale of 0 stores NaN."""
     quant = Quant(dtype="e4m3", scale_dtype="f32", scale="given", block=Block(token=None, head=1, dim=2))
     cache, pool = paged(quant=quant), blank((3, 2, 2, 2, 2, 4))
     scale = np.array([np.full((2, 2), np.nan), [[1, 0.5], [0, 2]]], F32)
     arrays = {"pool": pool, "k_scale": scale, "v_scale": scale * F32(2)}
     view = step(cache, arrays, [rows([[1, 2, 1, 1], [5, 5, 1000, 4]])] * 2, 1)
     k, v = (
-        np.array([hexes("38 40 40 40"), hexes("00 00 7E 40")]),
-        np.array([hexes("30 38 38 38"), hexes("00 00 78 38")]),
+        np.array([hexes("38 40 40 40"), hexes("7F 7F 7E 40")]),
+        np.array([hexes("30 38 38 38"), hexes("7F 7F 78 38")]),
     )
     check(pool, (np.s_[2, 0, 1, 1], k), (np.s_[2, 1, 1, 1], v))  # 1000 / 4 = 250: 256 is 0x78
-    np.testing.assert_array_equal(read(cache, arrays, view, 1)[0], [[1, 2, 1, 1], [0, 0, 896, 4]])
+    np.testing.assert_array_equal(read(cache, arrays, view, 1)[0], [[1, 2, 1, 1], [np.nan, np.nan, 896, 4]])
 
 
 def test_blocks_that_are_not_finite() -> None:

@@ -35,6 +35,7 @@ MEANINGS = {
     Fault.PAIR: "PAIR: pair 9 names a page outside its pool",
     Fault.OVERLAP: "OVERLAP: pair 9 writes to a page that another pair reads, or that an earlier one writes",
     Fault.PLAN: "PLAN: a workspace without a plan for this operation, batch and rows, or one that was overwritten",
+    Fault.SCALE: "SCALE: v_global_scale is 0, negative or not finite at place 9 of its layer; what is made with it is NaN",
     Fault.STALE: "STALE: request 5 has 9 tokens now, and the workspace was planned for another number; plan again",
 }
 

@@ -247,3 +247,27 @@ def test_what_is_used_twice_is_computed_once() -> None:
         "const float t0 = expf(s * 0.5f);",
         "s = t0 * t0 + (t0 > 1.0f ? t0 : 1.0f);",
     )
+
+
+def test_a_loop_of_many_steps() -> None:
+    """A step of Horner's rule nests in the one before it, deeper than Python recurses."""
+
+    def steps(s: Any, at: Any) -> Any:
+        total = s
+        for i in range(1500):
+            total = total * 0.5 + (s if i % 2 else 1.0)
+        return total
+
+    found = Score(function=steps).traced
+    assert found is not None
+    scope: dict[str, float] = {"s": 0.75}
+    for line in found.text:
+        exec(
+            line.removeprefix("const float ")
+            .removesuffix(";")
+            .replace("f)", ")")
+            .replace("5f", "5")
+            .replace("0f", "0"),
+            scope,
+        )
+    assert abs(scope["s"] - steps(0.75, None)) < 1e-12

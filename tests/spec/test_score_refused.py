@@ -342,3 +342,20 @@ def test_an_argument_that_is_called_as_another(name: str) -> None:
 
 def taking_by(s: Any, at: Any, by: Any) -> Any:
     return s * by
+
+
+def endless(s: Any, at: Any) -> Any:
+    for i in range(10_000):
+        s = s * (i + 0.5)
+    return s
+
+
+def recursive(s: Any, at: Any) -> Any:
+    return recursive(s, at)
+
+
+def test_scores_of_too_many_operations() -> None:
+    (said,) = mistakes(Score, function=endless)
+    assert "`s = s * (i + 0.5)`): got more than 4096 different operations; a score of that many" in said
+    (said,) = mistakes(Score, function=recursive)
+    assert "`return recursive(s, at)`): got RecursionError: maximum recursion depth exceeded" in said

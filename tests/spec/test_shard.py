@@ -86,6 +86,15 @@ def test_what_goes_with_the_heads() -> None:
     assert shard(made(cache=Paged(**HEADS, page_size=16, quant=quant)), 4).kv.kv_heads == 2
 
 
+def test_norms_of_whole_rows() -> None:
+    """Those whose mean square is given, and that of a head that every GPU has, are what they were."""
+    given = ops.Append(q_norm=RmsNorm(over="row", mean_square="given"), k_norm=RmsNorm(over="row", mean_square="given"))
+    part = shard(made(given), 4)
+    assert (part.q_heads, part.kv.kv_heads, part.ops[0]) == (8, 2, given)
+    alone = ops.Append(k_norm=RmsNorm(over="row"))
+    assert shard(made(alone, cache=Paged(**{**HEADS, "kv_heads": 1}, page_size=16)), 4).ops[0] == alone
+
+
 def slope_of_the_head(s: Any, at: Any, slopes: Any) -> Any:
     return s + slopes[at.q_head] * (at.token - at.position)
 
@@ -136,6 +145,7 @@ def by_number(function: Any, **tensors: Tensor) -> KernelSet:
         (made(model=Model(kinds=(Kind(name="full", q_heads=24, kv_heads=3),))), 4, "of 24 query heads and 3 KV heads; every"),
         (made(model=Model(kinds=(Kind(name="full", q_heads=24, kv_heads=3),))), 4, "valid: none"),
         (made(ops.Append(q_norm=RmsNorm(over="row"))), 2, f"tp: got 2 for llama; q_norm of append {ROW}"),
+        (made(ops.Append(q_norm=RmsNorm(over="row"))), 2, "give the norm of ops.Append mean_square='given', and the call the"),
         (made(ops.NormCache(norm=RmsNorm(over="row"))), 2, f"norm of norm_cache {ROW}"),
         (by_number(number_of_the_head), 2, "the score function of decode computes with at.q_head, the number of a head on its"),
         (by_number(element_by_the_number, slopes=Tensor("f32", ["q_heads"])), 2, "tensor with the axis q_heads"),

@@ -138,6 +138,14 @@ SETS: Final = {
             k_norm=RmsNorm(over="row"),
             bias=True,
         ),
+        # One of several GPUs: the call brings the mean square of the row of all their heads.
+        _set(
+            "row_given",
+            Paged(dtype="bf16", head_dim=16, **_SIZES),
+            rope=NEOX,
+            q_norm=RmsNorm(over="row", mean_square="given"),
+            k_norm=RmsNorm(over="row", mean_square="given", multiply="before"),
+        ),
         _set(
             "nvfp4",
             CHOSEN["nvfp4"]

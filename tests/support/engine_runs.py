@@ -1,12 +1,13 @@
 """What engines made with kvgen, written down: docs/engines/status.json, and the fixture through which tests of engines report it.
 
-`make test-torch` and `make test-vllm` with KVGEN_RECORD_ENGINES=1 write the part of their engine: versions, commit, a digest of
-the integration's sources, and what each test showed. Tests of another folder import the fixture and the hooks in conftest.py.
+`make test-torch` and `make test-vllm` with KVGEN_RECORD_ENGINES=1 write the part of their engine: versions, commit and its date,
+a digest of the sources that ran, and what each test showed. Pages say where the digest is no longer that of the sources as they
+are (docpages.engines); nothing but a run writes another one. Tests of another folder import the fixture and the hooks in
+conftest.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from docpages.engines import digest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 STATUS: Final = ROOT / "docs" / "engines" / "status.json"
@@ -28,15 +31,6 @@ ENGINES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
 _PROPERTY: Final = "engine_run"
 Show = Callable[..., None]
 _runs: dict[str, dict[str, dict[str, Any]]] = {}
-
-
-def digest(engine: str) -> str:
-    """Of the sources of an integration: names and contents of its modules."""
-    folder = ROOT / "kvgen" / "integrations" / engine
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()
 
 
 def recorded() -> dict[str, Any]:
@@ -88,7 +82,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def merged(before: Mapping[str, Any] | None, engine: str, runs: Mapping[str, Any]) -> dict[str, Any]:
     """The record of an engine with these runs; earlier ones stay where sources and versions are the same."""
-    now = {"digest": digest(engine), "versions": _versions(engine), "commit": _commit()}
+    commit, date = _commit()
+    now = {"digest": digest(engine), "versions": _versions(engine), "commit": commit, "date": date}
     kept = {}
     if before is not None and all(before[key] == now[key] for key in ("digest", "versions")):
         kept = before["runs"]
@@ -105,7 +100,9 @@ def _versions(engine: str) -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
-    """The commit that ran, or that it was changed from."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "no repository"
+def _commit() -> tuple[str, str]:
+    """The commit that ran, or that it was changed from, and its date."""
+    command = ["git", "show", "--no-patch", "--format=%H %cs", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    commit, _, date = done.stdout.strip().partition(" ")
+    return commit or "no repository", date

@@ -136,7 +136,7 @@ def test_all_cases_of_one_operation() -> None:
         op = op_of(v.kernels, "append")
         result = v.run(op)
         assert result.status == "ok"
-        assert [c.batch for c in result.cases if not c.fault] == ["small", "mixed"]
+        assert [c.batch for c in result.cases if not c.fault] == ["small", "mixed", "drafts"]
         assert [c.fault for c in result.hostile] == [
             "page ids and lengths", "lengths past the table", "row offsets past the rows", "row offsets that decrease"
         ]  # fmt: skip

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-import transformers
 from transformers import AttentionInterface
 from transformers.generation.continuous_batching import ContinuousBatchingManager, PagedAttentionCache
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function
 
 from kvgen.errors import ArgumentError
+from kvgen.integrations.transformers import versions
 from kvgen.integrations.transformers.cache import KvgenLayer
-from kvgen.integrations.transformers.paged import kernels_of
+from kvgen.integrations.transformers.masks import check_mask
+from kvgen.integrations.transformers.paged import kernels_of, paged_cache_of, update_by_attention
 from kvgen.integrations.transformers.sets import Attention
 
 NAME: Final = "kvgen"
@@ -24,18 +25,16 @@ NAME: Final = "kvgen"
 def register() -> None:
     """Make attn_implementation="kvgen" known, to continuous batching too; again does nothing new.
 
-    Raises ImportError for a transformers that is not 5.
+    Raises ImportError for a transformers that `versions.KNOWN` does not have.
     """
-    if transformers.__version__.split(".")[0] != "5":
-        raise ImportError(
-            f"kvgen.integrations.transformers works with transformers 5 (5.23 is tested); got {transformers.__version__}; pip "
-            "install 'transformers>=5,<6'"
-        )
+    versions.check()
     AttentionInterface.register(NAME, kvgen_attention)
     AttentionMaskInterface.register(NAME, kvgen_mask)
     theirs = ContinuousBatchingManager.switch_to_cb_friendly_attn
     if not hasattr(theirs, "__wrapped__"):
         ContinuousBatchingManager.switch_to_cb_friendly_attn = _keeping_kvgen(theirs)
+    if versions.MODULES_UPDATE and not hasattr(PagedAttentionCache.update, "kvgen"):
+        PagedAttentionCache.update = update_by_attention(PagedAttentionCache.update, NAME)
 
 
 def _keeping_kvgen(theirs: Callable[..., None]) -> Callable[..., None]:
@@ -55,16 +54,12 @@ def kvgen_mask(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
-    mask_function: Any = None,
+    mask_function: Any = causal_mask_function,
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """The 2-D mask of padding as it was given; kernels know the rest. Raises ArgumentError for masks that show later tokens."""
-    if getattr(mask_function, "__qualname__", "").startswith("or_masks"):
-        raise ArgumentError(
-            "attn_implementation: got 'kvgen' for tokens that see later ones (images, prefixes); its masks are causal, with "
-            "windows and chunks; use another attn_implementation"
-        )
+    """The 2-D mask of padding as it was given; kernels know the rest. Raises ArgumentError for a mask that they do not know."""
+    check_mask(mask_function)
     return attention_mask
 
 
@@ -86,29 +81,60 @@ def kvgen_attention(
 ) -> tuple[torch.Tensor, None]:
     """query `[B, Hq, S, D]` over everything that the layer of `key` has cached, these rows included: `[B, S, Hq, Dv]`.
 
-    `cache`: the PagedAttentionCache of continuous batching, whose rows of all requests are one `[1, H, T, D]`.
+    In continuous batching the rows of all requests are one `[1, H, T, D]`, and belong to a PagedAttentionCache: `cache`, or
+    the one that has marked `key`.
     """
-    if isinstance(cache, PagedAttentionCache):
-        _check(module, query, attention_mask, dropout)
-        kernels = kernels_of(cache, module, query)
+    paged = cache if isinstance(cache, PagedAttentionCache) else paged_cache_of(key)
+    if paged is not None:
+        _check(module, query, attention_mask, dropout, kwargs)
+        kernels = kernels_of(paged, module, query)
         number: Any = module.layer_idx
         _hold(kernels.attention(number), query, key, scaling, softcap, sliding_window, s_aux)
-        return kernels.attend(cache, number, (query, key, value), s_aux, kwargs), None
+        return kernels.attend(paged, number, (query, key, value), s_aux, kwargs), None
     layer = getattr(key, "_kvgen", None) or _projected(module)
     if not isinstance(layer, KvgenLayer) or layer.attention is None:
-        raise ArgumentError(
-            f"past_key_values: attn_implementation='kvgen' got rows of {type(module).__name__} that no KvgenCache holds; pass "
-            "past_key_values=KvgenCache(model.config, max_tokens=...)"
-        )
+        raise ArgumentError(_without_cache(module, kwargs))
     owner = layer.owner
     owner.taken()
-    _check(module, query, attention_mask, dropout)
+    _check(module, query, attention_mask, dropout, kwargs)
     _hold(layer.attention, query, key, scaling, softcap, sliding_window, s_aux)
     return owner.attend(layer, query, key, value, attention_mask, s_aux), None
 
 
-def _check(module: torch.nn.Module, query: torch.Tensor, attention_mask: torch.Tensor | None, dropout: float) -> None:
+def _without_cache(module: torch.nn.Module, given: Mapping[str, Any]) -> str:
+    """The message for rows that no cache of kvgen holds."""
+    name = type(module).__name__
+    if "cu_seq_lens_q" in given:
+        return (
+            f"attn_implementation: got 'kvgen' in continuous batching for rows of {name} that no PagedAttentionCache was updated "
+            "with; use generate() with a KvgenCache, or attn_implementation='sdpa'"
+        )
+    return (
+        f"{versions.ARGUMENT}: attn_implementation='kvgen' got rows of {name} that no KvgenCache holds; pass "
+        f"{versions.ARGUMENT}=KvgenCache(model.config, max_tokens=...). For guidance_scale and assistant_early_exit generate() "
+        "calls the model with another cache: leave them out, or use another attn_implementation. An assistant_model gets "
+        "another one than 'kvgen'"
+    )
+
+
+def _check(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    given: Mapping[str, Any],
+) -> None:
     """Raise ArgumentError for what kernels do not compute."""
+    if given.get("output_attentions"):
+        raise ArgumentError(
+            "output_attentions: got True; kernels do not write the probabilities out; leave it out, or use "
+            "attn_implementation='eager'"
+        )
+    if not getattr(getattr(module, "config", None), "is_causal", True):
+        raise ArgumentError(
+            "config.is_causal: got False, tokens that see later ones; kernels of attn_implementation='kvgen' are causal; use "
+            "another attn_implementation"
+        )
     if not getattr(module, "is_causal", True):
         raise ArgumentError(
             f"attn_implementation: got 'kvgen' for {type(module).__name__}, whose tokens see later ones; use another "

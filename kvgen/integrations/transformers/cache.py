@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from kvgen.codegen.load import load
 from kvgen.compile.arch import ARCHS, select_arch
 from kvgen.errors import ArgumentError
+from kvgen.integrations.transformers import versions
 from kvgen.integrations.transformers.faults import Faults, stream_of
 from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, attention_of, sets_of
 from kvgen.integrations.transformers.tensor_parallel import gpus_that_share
@@ -48,7 +49,9 @@ class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
         """The cache that the layer belongs to."""
         found = self._owner()
         if found is None:
-            raise ArgumentError("past_key_values: the KvgenCache of these rows is gone; keep it while the model runs")
+            raise ArgumentError(
+                f"{versions.ARGUMENT}: the KvgenCache of these rows is gone; keep it while the model runs"
+            )
         return found
 
     @staticmethod
@@ -64,7 +67,7 @@ class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
         """The step's own rows, marked as this layer's."""
         if self.attention is None:
             raise ArgumentError(
-                "past_key_values: a layer without keys and values was updated; the config says it has none"
+                f"{versions.ARGUMENT}: a layer without keys and values was updated; the config says it has none"
             )
         self.owner.hand_out(self)
         key_states._kvgen = self
@@ -95,7 +98,8 @@ class KvgenLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class KvgenCache(Cache):  # type: ignore[misc]
-    """Keys and values of `model.generate(..., past_key_values=KvgenCache(model.config, max_tokens=...))` in kvgen's pages.
+    """Keys and values of `model.generate(..., cache=KvgenCache(model.config, max_tokens=...))` in kvgen's pages; the argument of
+    transformers 5.23 is `past_key_values`.
 
     - `config`: of the model, which runs with attn_implementation="kvgen". Kernels are generated and compiled here.
     - `max_tokens`: most tokens of a request, prompt and answer.
@@ -176,7 +180,9 @@ class KvgenCache(Cache):  # type: ignore[misc]
 
     def _allocate(self, batch: int, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
-            raise ArgumentError(f"past_key_values: got rows on {device}; kernels run on cuda, and on the CPU machine")
+            raise ArgumentError(
+                f"{versions.ARGUMENT}: got rows on {device}; kernels run on cuda, and on the CPU machine"
+            )
         pages = -(-self.max_tokens // self.page_size)
         where = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
         self._caches = [
@@ -200,7 +206,7 @@ class KvgenCache(Cache):  # type: ignore[misc]
         if before is not None:
             self._handed_out = None
             raise ArgumentError(
-                f"past_key_values: got a KvgenCache, but layer {before.index} attended without it; call "
+                f"{versions.ARGUMENT}: got a KvgenCache, but layer {before.index} attended without it; call "
                 "model.set_attn_implementation('kvgen'); a model that keeps its own attention needs another cache"
             )
 
@@ -218,10 +224,10 @@ class KvgenCache(Cache):  # type: ignore[misc]
             self._allocate(batch, rows.device)
         if batch != self.batch:
             raise ArgumentError(
-                f"past_key_values: got a batch of {batch}; the cache has {self.batch} requests; reset() it first"
+                f"{versions.ARGUMENT}: got a batch of {batch}; the cache has {self.batch} requests; reset() it first"
             )
         if rows.device != self.device:
-            raise ArgumentError(f"past_key_values: got rows on {rows.device}; the cache is on {self.device}")
+            raise ArgumentError(f"{versions.ARGUMENT}: got rows on {rows.device}; the cache is on {self.device}")
         self._finish()
         if self.seen + new > self.max_tokens:
             raise ArgumentError(
@@ -331,12 +337,31 @@ class KvgenCache(Cache):  # type: ignore[misc]
 
     # --- what generate asks of caches ---------------------------------------------------------------------------------
 
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The step's own rows, marked as those of the layer. Raises ArgumentError for a layer that the cache does not have."""
+        if not 0 <= layer_idx < len(self.layers):
+            raise ArgumentError(
+                f"{versions.ARGUMENT}: got rows of layer {layer_idx}; the cache was made for a config of {len(self.layers)} "
+                "layers; pass KvgenCache(model.config, max_tokens=...) of this model"
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.seen
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last tokens, padding counted: -n forgets n of them, as in transformers; n > 0 keeps the first n."""
-        self._keep_first(tokens_to_remove if tokens_to_remove > 0 else self.seen + tokens_to_remove)
+        """Forget the last `-tokens_to_remove` tokens of each request, padding counted; 0 forgets none.
+
+        Raises ArgumentError for a number above 0, which transformers 5 refuses too, and for more tokens than there are.
+        """
+        if not -self.seen <= tokens_to_remove <= 0:
+            raise ArgumentError(
+                f"tokens_to_remove: got {tokens_to_remove}; the cache has {self.seen} tokens; pass minus the number of tokens to "
+                f"forget, from {-self.seen} to 0"
+            )
+        self._keep_first(self.seen + tokens_to_remove)
         if self._caches:
             self._faults.poll()
 
@@ -361,14 +386,15 @@ class KvgenCache(Cache):  # type: ignore[misc]
         """As `reorder_cache`; the number of requests stays."""
         if self._caches and len(indices) != self.batch:
             raise ArgumentError(
-                f"past_key_values: got {len(indices)} requests to go on with; the cache keeps its {self.batch}"
+                f"{versions.ARGUMENT}: got {len(indices)} requests to go on with; the cache keeps its {self.batch}"
             )
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Raises ArgumentError: the number of requests stays."""
         raise ArgumentError(
-            f"past_key_values: got {repeats} copies of each request; the cache keeps its number of requests; repeat the prompts"
+            f"{versions.ARGUMENT}: got {repeats} copies of each request; the cache keeps its number of requests; repeat the "
+            "prompts"
         )
 
     def _select(self, requests: torch.Tensor) -> None:

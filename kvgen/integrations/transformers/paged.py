@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -295,6 +296,33 @@ def kernels_of(cache: PagedAttentionCache, module: torch.nn.Module, q: torch.Ten
         config: Any = module.config
         found = _KERNELS[cache] = PagedKernels(cache, config.get_text_config(decoder=True), q)
     return found
+
+
+def update_by_attention(theirs: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A `PagedAttentionCache.update` that leaves the rows of models with attn_implementation=`name` to the attention function.
+
+    It marks such rows as the cache's and returns them; the attention function stores them, and reads all tokens where they lie.
+    Rows of other models go to `theirs`, which stores and gathers.
+    """
+
+    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
+    @functools.wraps(theirs)
+    def update(
+        cache: PagedAttentionCache, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **more: Any
+    ) -> Any:
+        if cache.config._attn_implementation != name:
+            return theirs(cache, key_states, value_states, *args, **more)
+        key_states._kvgen_paged = weakref.ref(cache)
+        return key_states, value_states
+
+    update.kvgen = True  # theirs may be a wrapper too
+    return update  # type: ignore[no-any-return]
+
+
+def paged_cache_of(key: torch.Tensor) -> PagedAttentionCache | None:
+    """The cache that `key` was marked by; None for rows of no PagedAttentionCache."""
+    found = getattr(key, "_kvgen_paged", None)
+    return None if found is None else found()
 
 
 def _step(allocator: Any, rows: int, given: Mapping[str, Any]) -> Step:

@@ -77,7 +77,7 @@ def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | Non
             f"model_type: got {config['model_type']!r}, whose layers keep a state beside keys and values, which KvgenCache does "
             "not hold; use another cache and attn_implementation"
         )
-    facts = _shard_of(models.facts(config), tp)
+    facts = _shard_of(models.facts(_with_plain_rope(config)), tp)
     scaled = config.get("model_type") in _SCALED_BEFORE
     shapes: dict[tuple[int, int, int, int], list[tuple[object, ...]]] = {}
     layers: list[Attention | None] = []
@@ -106,6 +106,30 @@ def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | Non
             )
         )
     return layers
+
+
+def _with_plain_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with RoPE parameters that every reader takes: whole heads, and fixed frequencies in place of dynamic ones.
+
+    The model applies RoPE before its rows come to the cache, so that frequencies and rotary dims have no meaning here. Scales of
+    attention that the parameters state (YaRN's) stay.
+    """
+    return {
+        name: _plain_rope(value)
+        if name in ("rope_parameters", "rope_scaling") and isinstance(value, Mapping)
+        else value
+        for name, value in config.items()
+    }
+
+
+def _plain_rope(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of one RoPE, or of one for each kind of layers."""
+    if given and all(isinstance(value, Mapping) for value in given.values()):
+        return {kind: _plain_rope(value) for kind, value in given.items()}
+    kind = given.get("rope_type", given.get("type"))
+    if kind == "dynamic" and not given.get("alpha"):
+        return {"rope_type": "default", "rope_theta": given.get("rope_theta", 10000.0), "partial_rotary_factor": 1.0}
+    return dict(given) if kind == "proportional" else {**given, "partial_rotary_factor": 1.0}
 
 
 def sets_of(

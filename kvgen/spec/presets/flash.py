@@ -7,6 +7,7 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import fp4_amax, mixed_pow2, mxfp8, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.ragged import Ragged
@@ -15,6 +16,7 @@ from kvgen.spec.tables import Dense
 ROWS = Layout(k="page token head dim", layers="pointers")
 
 
+@preset
 def flashmla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64) -> Latent:
     """FlashMLA's dense decode (2026): latent rows of 576 in pages of 64, K only.
 
@@ -34,6 +36,7 @@ def flashmla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int 
     )
 
 
+@preset
 def flashmla_fp8(
     *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64
 ) -> Latent:
@@ -58,6 +61,7 @@ def flashmla_fp8(
     )
 
 
+@preset
 def flashmla_v4(
     *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_size: int = 64, rate: int = 1
 ) -> Latent:
@@ -74,6 +78,7 @@ def flashmla_v4(
     return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=latent_dim + 2 * rope_dim)
 
 
+@preset
 def flashmla_v41(
     *,
     dtype: FloatName = "bf16",
@@ -95,6 +100,7 @@ def flashmla_v41(
     return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=align, quant_rope=True)
 
 
+@preset
 def flashmla_v41_fp4(
     *,
     dtype: FloatName = "bf16",
@@ -118,6 +124,7 @@ def flashmla_v41_fp4(
     return record_v4(dtype, latent_dim, rope_dim, page_size, rate, quant, page_align=align, quant_rope=True)
 
 
+@preset
 def flash_attention(
     *, dtype: FloatName, kv_heads: int, head_dim: int, v_head_dim: int | None = None, page_size: int = 256
 ) -> Paged:
@@ -141,6 +148,7 @@ def flash_attention(
     )
 
 
+@preset
 def flash_attention_varlen(*, dtype: FloatName, kv_heads: int, head_dim: int, v_head_dim: int | None = None) -> Ragged:
     """FlashAttention's flash_attn_varlen_func (2 and 3) without a page table: no cache, requests one after another.
 

@@ -7,12 +7,14 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, nvfp4, per_tensor, record_v4
 from kvgen.spec.presets.vllm import nvfp4_layout
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import CSR
 
 
+@preset
 def flashinfer_nhd(
     *,
     dtype: FloatName,
@@ -33,6 +35,7 @@ def flashinfer_nhd(
     return _flashinfer(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+@preset
 def flashinfer_hnd(
     *,
     dtype: FloatName,
@@ -49,6 +52,7 @@ def flashinfer_hnd(
     return _flashinfer(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+@preset
 def flashinfer_nvfp4(
     *,
     dtype: FloatName,
@@ -73,6 +77,7 @@ def flashinfer_nvfp4(
     return _flashinfer(dtype, kv_heads, head_dim, page_size, layout, nvfp4())
 
 
+@preset
 def flashinfer_mla(
     *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64
 ) -> Latent:
@@ -95,6 +100,7 @@ def flashinfer_mla(
     )
 
 
+@preset
 def flashinfer_v4_nvfp4(
     *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_size: int = 64, rate: int = 1
 ) -> Latent:

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense
 
@@ -16,6 +17,7 @@ _OF_3_BITS: Final = (0.2450942, 0.7560052, 1.3439093, 2.1519456)
 _OF_2_BITS: Final = (0.4527808, 1.5104176)
 
 
+@preset
 def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
     """lmdeploy's PyTorch engine with quant_policy 8 (2026-08): u8 codes, a scale and a zero point per token and head.
 
@@ -31,6 +33,7 @@ def lmdeploy_int8(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int
     return _lmdeploy(dtype, kv_heads, head_dim, page_size, Quant(dtype="i8", scale_dtype=dtype, zero=True))
 
 
+@preset
 def lmdeploy_int4(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
     """lmdeploy's PyTorch engine with quant_policy 4 (2026-08): u4 codes, a scale and a zero point per token and head.
 
@@ -42,6 +45,7 @@ def lmdeploy_int4(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int
     return _lmdeploy(dtype, kv_heads, head_dim, page_size, codes)
 
 
+@preset
 def lmdeploy_turboquant(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_dim: int, page_size: int = 64) -> Paged:
     """lmdeploy's PyTorch engine with quant_policy 42 (its pull request 4510, 2026): 4 bits of K, 2 of V, under norms.
 
@@ -68,6 +72,7 @@ def lmdeploy_turboquant(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_di
     return _lmdeploy(dtype, kv_heads, head_dim, page_size, keys, values)
 
 
+@preset
 def kivi(
     *,
     dtype: Literal["f16", "bf16"],

@@ -7,10 +7,12 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, per_tensor
 from kvgen.spec.tables import Dense
 
 
+@preset
 def kvbm_universal(
     *,
     dtype: FloatName,
@@ -33,6 +35,7 @@ def kvbm_universal(
     return _kvbm(dtype, kv_heads, head_dim, page_size, layout, kv_cache_dtype, total_layers)
 
 
+@preset
 def kvbm_operational(
     *,
     dtype: FloatName,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Continuous, Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.tables import Dense, IndexName
 
@@ -16,6 +17,7 @@ INDEX: IndexName = "u32"
 TABLE = Dense(dtype=INDEX)
 
 
+@preset
 def max_paged(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
     """Modular MAX's PagedKVCacheCollection, as in its 2025 and 2026 sources: kvgen's default layout.
 
@@ -28,6 +30,7 @@ def max_paged(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int 
     )
 
 
+@preset
 def max_continuous(*, dtype: FloatName, kv_heads: int, head_dim: int, max_tokens: int | None = None) -> Continuous:
     """Modular MAX's ContinuousBatchingKVCacheCollection, as in its 2025 sources: a block per request.
 
@@ -40,6 +43,7 @@ def max_continuous(*, dtype: FloatName, kv_heads: int, head_dim: int, max_tokens
     )
 
 
+@preset
 def max_paged_fp8(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
     """Modular MAX's paged cache as e4m3 without scales (2026): a saturating cast; otherwise as `max_paged`.
 
@@ -57,6 +61,7 @@ def max_paged_fp8(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: 
     )
 
 
+@preset
 def max_paged_scaled(
     *,
     dtype: FloatName,
@@ -85,6 +90,7 @@ def max_paged_scaled(
     )
 
 
+@preset
 def max_nvfp4(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 128) -> Paged:
     """Modular MAX's nvfp4 cache (2026 nightlies, read through its Python tests): codes u8, scales e4m3 per 16 dims.
 
@@ -104,6 +110,7 @@ def max_nvfp4(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int 
     )
 
 
+@preset
 def max_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 128) -> Latent:
     """Modular MAX's latent cache (`is_mla`, 2025 and 2026): rows of 512 + 64, K only.
 
@@ -121,6 +128,7 @@ def max_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int =
     )
 
 
+@preset
 def max_mla_fp8(
     *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 128
 ) -> Latent:
@@ -143,6 +151,7 @@ def max_mla_fp8(
     )
 
 
+@preset
 def max_indexer(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 128) -> Paged:
     """Modular MAX's K cache of DeepSeek-V3.2's indexer (2026): e4m3 with a scale per token and 128 dims, K only.
 

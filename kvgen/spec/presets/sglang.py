@@ -7,6 +7,7 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import KVCacheDType, fp4_block16, mixed_pow2, per_tensor, record_v4
 from kvgen.spec.quant import Block, Quant
 from kvgen.spec.rate import block_entries
@@ -15,6 +16,7 @@ from kvgen.spec.tables import Dense, Indirect
 SLOTS = Indirect(dtype="i32", request_dtype="i64")
 
 
+@preset
 def sglang(
     *, dtype: FloatName, kv_heads: int, head_dim: int, kv_cache_dtype: KVCacheDType | Literal["fp4_e2m1"] = "auto"
 ) -> Paged:
@@ -45,6 +47,7 @@ def sglang(
     )
 
 
+@preset
 def sglang_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, fp8: bool = False) -> Latent:
     """SGLang's MLATokenToKVPool (2025 and 2026): latent rows, a slot a token, K only.
 
@@ -56,6 +59,7 @@ def sglang_mla(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: in
     return _slots(dtype, latent_dim, rope_dim, Quant(dtype="e4m3") if fp8 else None, quant_rope=fp8)
 
 
+@preset
 def sglang_mla_fp8(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64) -> Latent:
     """SGLang's fp8 rows for sparse attention (its NSA backend, 2025 and 2026): 656 bytes a slot, scales amax / 448.
 
@@ -68,6 +72,7 @@ def sglang_mla_fp8(*, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim
     return _slots(dtype, latent_dim, rope_dim, quant, quant_rope=False)
 
 
+@preset
 def sglang_v4(
     *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_tokens: int = 256, rate: int = 1
 ) -> Latent:
@@ -83,6 +88,7 @@ def sglang_v4(
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, lengths_dtype="i64")
 
 
+@preset
 def sglang_v4_fp4(
     *, dtype: FloatName = "bf16", latent_dim: int = 448, rope_dim: int = 64, page_tokens: int = 256, rate: int = 1
 ) -> Latent:
@@ -105,6 +111,7 @@ def sglang_v4_fp4(
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=None, lengths_dtype="i64")
 
 
+@preset
 def sglang_indexer(
     *,
     dtype: FloatName = "bf16",

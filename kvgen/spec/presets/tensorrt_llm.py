@@ -7,11 +7,13 @@ from typing import Literal
 from kvgen.layout.dtypes import FloatName
 from kvgen.spec.cache import Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import nvfp4, per_tensor
 from kvgen.spec.quant import Quant
 from kvgen.spec.tables import PerKV
 
 
+@preset
 def tensorrt_llm(
     *,
     dtype: FloatName,
@@ -36,6 +38,7 @@ def tensorrt_llm(
     return _tensorrt_llm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+@preset
 def tensorrt_llm_nvfp4(*, dtype: FloatName, kv_heads: int, head_dim: int, page_size: int = 32) -> Paged:
     """TensorRT-LLM's nvfp4 cache (main branch, 2025 and 2026): a pool of codes and one of block scales, same offsets.
 

@@ -9,6 +9,7 @@ from kvgen.layout.dtypes import FloatName
 from kvgen.layout.dtypes import dtype as element
 from kvgen.spec.cache import Latent, Paged
 from kvgen.spec.cache_fields import Layout
+from kvgen.spec.preset_call import preset
 from kvgen.spec.presets.quants import (
     TURBOQUANT,
     KVCacheDType,
@@ -28,6 +29,7 @@ from kvgen.spec.rate import block_entries
 from kvgen.spec.tables import Dense
 
 
+@preset
 def vllm(
     *,
     dtype: FloatName,
@@ -49,6 +51,7 @@ def vllm(
     return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+@preset
 def vllm_hnd(
     *,
     dtype: FloatName,
@@ -67,6 +70,7 @@ def vllm_hnd(
     return _vllm(dtype, kv_heads, head_dim, page_size, layout, per_tensor(kv_cache_dtype))
 
 
+@preset
 def vllm_interleaved(
     *,
     dtype: FloatName,
@@ -96,6 +100,7 @@ _PACKED: dict[PackedOrder, Layout] = {
 }
 
 
+@preset
 def vllm_packed(
     *,
     dtype: FloatName,
@@ -131,6 +136,7 @@ def vllm_packed(
     return _vllm(dtype, kv_heads, head_dim, page_size, _PACKED[order], quant, **totals)
 
 
+@preset
 def vllm_turboquant(
     *,
     dtype: FloatName,
@@ -175,6 +181,7 @@ def vllm_turboquant(
     )
 
 
+@preset
 def vllm_xpacked(
     *,
     dtype: FloatName,
@@ -196,6 +203,7 @@ def vllm_xpacked(
     return _vllm(dtype, kv_heads, head_dim, page_size, layout, quant)
 
 
+@preset
 def vllm_nvfp4(
     *,
     dtype: FloatName,
@@ -230,6 +238,7 @@ def nvfp4_layout(kv_layout: Literal["NHD", "HND"], head_dim: int, *, swizzled_v_
     return Layout(k=axes, v=axes, scales=axes, v_scales=swizzled if swizzled_v_scales else None, layers="pointers")
 
 
+@preset
 def vllm_mla(
     *,
     dtype: FloatName = "bf16",
@@ -248,6 +257,7 @@ def vllm_mla(
     return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=quant is not None)
 
 
+@preset
 def vllm_mla_fp8(
     *, dtype: FloatName = "bf16", latent_dim: int = 512, rope_dim: int = 64, page_size: int = 64
 ) -> Latent:
@@ -261,6 +271,7 @@ def vllm_mla_fp8(
     return _mla(dtype, latent_dim, rope_dim, page_size, quant, quant_rope=False)
 
 
+@preset
 def vllm_v4(
     *,
     dtype: FloatName = "bf16",
@@ -283,6 +294,7 @@ def vllm_v4(
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align)
 
 
+@preset
 def vllm_v41(
     *,
     dtype: FloatName = "bf16",
@@ -303,6 +315,7 @@ def vllm_v41(
     return record_v4(dtype, latent_dim, rope_dim, page, rate, quant, page_align=align, quant_rope=True)
 
 
+@preset
 def vllm_v41_fp4(
     *,
     dtype: FloatName = "bf16",
@@ -320,6 +333,7 @@ def vllm_v41_fp4(
     return record_v4(dtype, latent_dim, rope_dim, page, rate, fp4_amax("page"), page_align=align, quant_rope=True)
 
 
+@preset
 def vllm_indexer_fp4(*, dtype: FloatName = "bf16", head_dim: int = 128, page_size: int = 64, rate: int = 1) -> Paged:
     """vLLM V1's K cache of DeepSeek V4's indexer in MXFP4 (2026): 68 bytes a key. K only.
 
@@ -332,6 +346,7 @@ def vllm_indexer_fp4(*, dtype: FloatName = "bf16", head_dim: int = 128, page_siz
     return _indexer(dtype, head_dim, page_size, rate, quant)
 
 
+@preset
 def vllm_indexer(
     *,
     dtype: FloatName = "bf16",

@@ -103,9 +103,6 @@ __device__ __forceinline__ ColumnSums<N> with_sink(const ColumnSums<N>& sums, fl
   return all;
 }
 
-// What codes of q, or of out, are multiplied with: 1 where the call brings nothing.
-__device__ __forceinline__ float given_scale(const float* scale) { return scale == nullptr ? 1.0f : to_f32(*in_global(scale)); }
-
 // Sums divided by row_sum, times `factor`, to `to`: 0 where no token was seen, NaN where the request failed.
 template <typename T, uint32_t N>
 __device__ __forceinline__ void store_output(T* to, const ColumnSums<N>& sums, float factor = 1.0f) {

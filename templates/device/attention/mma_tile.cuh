@@ -137,14 +137,21 @@ struct QueryColumn {
       for (uint32_t e = 0; e < 2; ++e) x[n][e] = has(n) && live && dim(n, e) < Tile::K::kSize ? to_f32(row[dim(n, e)]) : 0.0f;
   }
 
-  // Times the scales that K's dims of this head have.
+  // Times the scales that K's dims of this head have. One scale of all dims is returned, a factor of products, and rounds no element.
   template <typename Cache>
-  __device__ __forceinline__ void multiply_channels(const Cache& cache, uint32_t head) {
+  __device__ __forceinline__ float multiply_scales(const Cache& cache, uint32_t head) {
+    using K = typename Tile::K;
+    const auto scale = [&](uint32_t d) { return scale_value<K>(*scale_at<K>(cache, no_page(Fault::none), 0, head, d)); };
+    if constexpr (K::kBlockDims >= K::kSize) {
+      return scale(0);
+    } else {
 #pragma unroll
-    for (uint32_t n = 0; n < kEach; ++n)
+      for (uint32_t n = 0; n < kEach; ++n)
 #pragma unroll
-      for (uint32_t e = 0; e < 2; ++e)
-        if (dim(n, e) < Tile::K::kSize) x[n][e] *= to_f32(*scale_at<typename Tile::K>(cache, no_page(Fault::none), 0, head, dim(n, e)));
+        for (uint32_t e = 0; e < 2; ++e)
+          if (dim(n, e) < K::kSize) x[n][e] *= scale(dim(n, e));
+      return 1.0f;
+    }
   }
 
   // Divided by 2^n and the sign of qk_scale, which is multiplied by them: f16 holds the elements, the largest in [1, 2), and the
@@ -878,7 +885,7 @@ template <typename V, typename Cache>
 struct ChannelScales {
   const Cache& cache;
   uint32_t head;
-  __device__ __forceinline__ float operator()(uint32_t dim) const { return to_f32(*scale_at<V>(cache, no_page(Fault::none), 0, head, dim)); }
+  __device__ __forceinline__ float operator()(uint32_t dim) const { return scale_value<V>(*scale_at<V>(cache, no_page(Fault::none), 0, head, dim)); }
 };
 
 // The warp's columns, which begin at `first`, to team `team` of `merged` in shared memory: row_max, row_sum over all lanes, and

@@ -1,7 +1,7 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
 // token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; so do zero points, which are
-// those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = code * scale - zero * scale.
+// those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = (code - zero) * scale.
 // They are expanded once a tile, from its stage to shared memory of the team; those of MAX's nvfp4 become tables there (fp4_tables.cuh).
 // Scales that the caller gives for all tokens are none of these.
 //
@@ -142,7 +142,7 @@ struct TileScales {
 #pragma unroll
     for (uint32_t group = 0; group < kGroups; ++group) {
       put(to, group, token, twice(group * kEach));
-      if constexpr (S::kZero) put(to, kGroups + group, token, multiply_halves(twice(group * kEach) ^ 0x80008000u, twice(group * kEach + 1)));
+      if constexpr (S::kZero) put(to, kGroups + group, token, twice(group * kEach + 1) ^ 0x80008000u);
     }
   }
 
@@ -154,8 +154,9 @@ struct TileScales {
     const auto at = [&](uint32_t line) { return *(const uint32_t*)(expanded + (line * kTokens + token) * kEntry); };
     return {at(group), S::kZero ? at(kGroups + group) : 0};
   }
+  // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero * scale.
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
-    return S::kZero ? multiply_add_halves(codes, pair.scale, pair.zero) : multiply_halves(codes, pair.scale);
+    return multiply_halves(S::kZero ? add_halves(codes, pair.zero) : codes, pair.scale);
   }
   // The tables of N neighbouring tokens from `token` on, of the group of `dim`.
   template <uint32_t N>

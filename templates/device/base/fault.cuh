@@ -15,6 +15,7 @@ enum class Fault : uint32_t {
   overlap = 9,      // a pair that writes to a page which another one reads or writes
   plan = 10,        // a workspace that has no plan for this call, or one that was overwritten
   stale = 11,       // a request that has not the length any more that its step was planned with
+  scale = 12,       // a scale of the caller's that is 0, negative or not finite
 };
 
 // The sticky error word, 0 where nothing happened, keeps the smallest (position, request, code) as the complement of these
@@ -23,4 +24,20 @@ __device__ __forceinline__ void report(uint64_t* errors, Fault fault, uint32_t r
   if (errors == nullptr) return;
   const uint32_t low = (request < 0xffffffu ? request : 0xffffffu) << 8 | (uint32_t)fault;
   atomicMax(errors, ~((uint64_t)position << 32 | low));
+}
+
+// A scale of the caller's as values are multiplied or divided by it: NaN where it is 0, negative or not finite.
+__device__ __forceinline__ float usable_scale(float scale) { return scale > 0.0f && scale < __uint_as_float(0x7f800000u) ? scale : nan_f32(); }
+
+// The same of codes of q or of out: 1 where the call brings none.
+__device__ __forceinline__ float given_scale(const float* scale) { return scale == nullptr ? 1.0f : usable_scale(*scale); }
+
+// Which scale a report is about, as its request.
+enum class GivenScale : uint32_t { k = 0, v = 1, q = 2, out = 3, k_global = 4, v_global = 5 };
+
+// Reports one that the caller gives for codes of q or of out and that is none; the first thread of a launch asks.
+__device__ __forceinline__ void report_scale(const float* scale, GivenScale which, uint64_t* errors) {
+  if (blockIdx.x > 0 || blockIdx.y > 0 || blockIdx.z > 0 || threadIdx.x > 0) return;
+  const float value = given_scale(scale);
+  if (value != value) report(errors, Fault::scale, (uint32_t)which, 0);
 }

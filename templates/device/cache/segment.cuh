@@ -114,6 +114,30 @@ __device__ __forceinline__ typename S::ScalePointer scale_at(const Cache& cache,
   return in_global(S::scales(cache, page)) + S::scale_offset(token, head, dim);
 }
 
+// A scale as its values are multiplied with it. One of the caller's that is 0, negative or not finite is NaN, and so are they.
+template <typename S>
+__device__ __forceinline__ float scale_value(typename S::Scale stored) {
+  const float scale = to_f32(stored);
+  if constexpr (S::kRecipe == Recipe::given) return usable_scale(scale);
+  return scale;
+}
+
+// Reports the first of a layer's scales of the caller's that is none, and the one above all blocks; for one block. Any page will do.
+template <typename S, typename Cache, typename Page>
+__device__ __forceinline__ void report_scales(const Cache& cache, const Page& page, GivenScale which, GivenScale global, uint64_t* errors) {
+  if constexpr (S::kRecipe == Recipe::nvfp4_global) {
+    const float scale = usable_scale(S::global_scale(cache));
+    if (threadIdx.x == 0 && scale != scale) report(errors, Fault::scale, (uint32_t)global, 0);
+  }
+  if constexpr (S::kRecipe == Recipe::given) {
+    constexpr uint32_t kGroups = (S::kSize + S::kBlockDims - 1) / S::kBlockDims, kScales = Cache::kHeads / S::kBlockHeads * kGroups;
+    for (uint32_t i = threadIdx.x; i < kScales; i += blockDim.x) {
+      const float scale = scale_value<S>(*scale_at<S>(cache, page, 0, i / kGroups * S::kBlockHeads, i % kGroups * S::kBlockDims));
+      if (scale != scale) report(errors, Fault::scale, (uint32_t)which, i);
+    }
+  }
+}
+
 // The zeros behind the scales of a token, of one head, where the cache has room for some: whoever stores the last scale stores them.
 template <typename S, typename Cache, typename Page>
 __device__ __forceinline__ void store_scale_pad(const Cache& cache, const Page& page, uint32_t token) {
@@ -133,6 +157,8 @@ __device__ __forceinline__ void load_scales(Vec<typename S::Scale, kSteps*(1 + S
 #pragma unroll
   for (uint32_t i = 0; i < kSteps * kEach; i += kAccess)
     *(Access*)&out.e[i] = *(const Access*)(scale_at<S>(cache, page, token, head, dim + i / kEach * kStep) + i % kEach);
+#pragma unroll
+  for (uint32_t i = 0; S::kRecipe == Recipe::given && i < kSteps; ++i) out.e[i] = from_f32<typename S::Scale>(scale_value<S>(out.e[i]));
 }
 
 // What the values of a block's codes are multiplied with where its norm is corrected. kLanes neighbouring lanes, all of `mask`, ask
@@ -160,7 +186,7 @@ __device__ __forceinline__ float stored_corrected_scale(const Cache& cache, cons
 // The one scale above all blocks; it is the same throughout a kernel.
 template <typename S, typename Cache>
 __device__ __forceinline__ float global_scale_of(const Cache& cache) {
-  if constexpr (S::kRecipe == Recipe::nvfp4_global) return S::global_scale(cache);
+  if constexpr (S::kRecipe == Recipe::nvfp4_global) return usable_scale(S::global_scale(cache));
   return 1.0f;
 }
 

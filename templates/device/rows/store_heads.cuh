@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_q_out(T* out, Head<H>& x, RowState state, 
 template <typename T, typename H>
 __device__ __forceinline__ void store_q_codes(T* out, Head<H>& x, RowState state, const float* q_scale, uint32_t lane) {
   if (state == RowState::padding) return;
-  const float divisor = q_scale == nullptr ? 1.0f : *q_scale;
+  const float divisor = given_scale(q_scale);
   x.vectors(lane, [&](float (&at)[H::kWidth], uint32_t e) {
 #pragma unroll
     for (uint32_t j = 0; j < H::kWidth; ++j) at[j] = state == RowState::known ? at[j] : nan_f32();
