@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -29,15 +28,14 @@ CONFIGS = configs(more=RESIDUAL)
 
 
 def fewer(found: list[Config]) -> list[Config]:
-    """Those that between them have each value of each factor twice, where two have it."""
-    possible = Counter(value for one in found for value in enumerate(one.choice))
-    met: Counter[tuple[int, str]] = Counter()
+    """Those that between them have each value of each factor."""
+    met = set[tuple[int, str]]()
 
     def gain(one: Config) -> int:
-        return sum(met[value] < min(2, possible[value]) for value in enumerate(one.choice))
+        return len(set(enumerate(one.choice)) - met)
 
     chosen, left = [], list(found)
-    while left and gain(best := max(left, key=gain)):
+    while gain(best := max(left, key=gain)):
         chosen.append(best)
         left.remove(best)
         met.update(enumerate(best.choice))

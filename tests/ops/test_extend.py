@@ -67,7 +67,7 @@ def test_heads_of_any_two_dims_have_a_block() -> None:
     ("name", "before", "rows"),
     [
         ("paged", (0, 0, 0, 0, 0), (1, 31, 32, 33, 64)),  # 32 rows of 4 heads are a tile of columns
-        ("paged", (0, 1, 15, 17, 300), (300, 63, 2, 129, 1)),
+        ("paged", (0, 1, 15, 17, 160), (130, 63, 2, 97, 1)),
         ("sglang", (64, 0, 1), (42, 43, 85)),
         ("window", (31, 200, 33), (1, 40, 64)),  # a window shorter than a tile
     ],
