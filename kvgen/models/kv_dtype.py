@@ -203,16 +203,21 @@ def _word(config: Fields, layers: Sequence[int]) -> _Word:
         listed = _listed(place)
         if listed:
             return _by_layer(place, listed, layers)
-    for place in places:
-        if isinstance(place.values.get("kv_cache_scheme"), str):
-            return _algorithm(place, "kv_cache_scheme")
-        if place.has("kv_cache_scheme"):
-            scheme = place.object("kv_cache_scheme")
-            assert scheme is not None
-            return (*_scheme(scheme), place.name("kv_cache_scheme"))
-        if place.has("kv_cache_quant_algo"):
-            return _algorithm(place, "kv_cache_quant_algo")
-    return _quark(config)
+    said = [word for place in places for word in _of_all_layers(place) if word != _NOTHING]
+    other = next((word for word in said if word[:2] != said[0][:2]), None)
+    if other is not None:
+        raise ConfigError(f"{other[2]}: it says {other[0]} of KV, and {said[0][2]} says {said[0][0]}; {_CHOOSE}")
+    return said[0] if said else _quark(config)
+
+
+def _of_all_layers(place: Fields) -> Iterator[_Word]:
+    """What kv_cache_scheme, an object or an algorithm's name, and kv_cache_quant_algo say."""
+    if isinstance(place.values.get("kv_cache_scheme"), str):
+        yield _algorithm(place, "kv_cache_scheme")
+    elif (scheme := place.object("kv_cache_scheme")) is not None:
+        yield (*_scheme(scheme), place.name("kv_cache_scheme"))
+    if place.has("kv_cache_quant_algo"):
+        yield _algorithm(place, "kv_cache_quant_algo")
 
 
 def _algorithm(place: Fields, key: str) -> _Word:

@@ -415,6 +415,11 @@ CHOOSE = "say with --kv-dtype how kvgen shall store KV"
             "quantization_config.kv_cache_scheme: got a list of 1; it must be a JSON object, such as {...}",
         ),
         (
+            {**MODELOPT, "kv_cache_scheme": "NVFP4"},
+            "quantization_config.kv_cache_quant_algo: it says fp8-static of KV, and quantization_config.kv_cache_scheme says "
+            f"nvfp4; {CHOOSE}",
+        ),
+        (
             {"quant_method": "fp8", "kv_cache_dtype": "fp8_e5m2"},
             "quantization_config.kv_cache_dtype: got 'fp8_e5m2'; kvgen does not know this field of a quantized KV cache; "
             f"{CHOOSE}",
