@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -28,14 +29,15 @@ CONFIGS = configs(more=RESIDUAL)
 
 
 def fewer(found: list[Config]) -> list[Config]:
-    """Those that between them have each value of each factor."""
-    met = set[tuple[int, str]]()
+    """Those that between them have each value of each factor twice, where two have it."""
+    possible = Counter(value for one in found for value in enumerate(one.choice))
+    met: Counter[tuple[int, str]] = Counter()
 
     def gain(one: Config) -> int:
-        return len(set(enumerate(one.choice)) - met)
+        return sum(met[value] < min(2, possible[value]) for value in enumerate(one.choice))
 
     chosen, left = [], list(found)
-    while gain(best := max(left, key=gain)):
+    while left and gain(best := max(left, key=gain)):
         chosen.append(best)
         left.remove(best)
         met.update(enumerate(best.choice))
