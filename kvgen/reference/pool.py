@@ -261,9 +261,7 @@ class _Finder:
     def _coded(self, role: str, quant: Quant, codes: Elements, scales: Elements | None) -> Coded:
         given, factor = None, None
         if quant.scale == "given" and quant.scale_dtype is not None:
-            scale = typed(self._own(f"{role}_scale", 2), dtype(quant.scale_dtype).numpy())
-            usable = np.isfinite(scale.astype(np.float64)) & (scale.astype(np.float64) > 0)
-            given = np.where(usable, scale, np.array(np.nan, scale.dtype))
+            given = typed(self._own(f"{role}_scale", 2), dtype(quant.scale_dtype).numpy())
         if quant.recipe == "global":
             factor = float(self._own(f"{role}_global_scale", 1)[0])
         return Coded(quant, self._block(quant, codes.dim), codes, scales, given, factor, self.kind)

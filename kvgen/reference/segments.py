@@ -61,6 +61,12 @@ class Plain:
         self.elements.write_run(place.page, first, rows)
 
 
+def usable(scales: Raw) -> Raw:
+    """Scales of the caller's: NaN where they are 0, negative or not finite."""
+    values = scales.astype(np.float64)
+    return np.where(np.isfinite(values) & (values > 0), scales, np.array(np.nan, scales.dtype))
+
+
 @dataclass(frozen=True)
 class Coded:
     """Dims stored as codes.
@@ -111,7 +117,7 @@ class Coded:
             quant.dtype,
             quant.recipe,
             "f32",
-            self.global_scale,
+            self._factor,
             codebook=quant.codebook,
         )
         return found[..., 0].astype(np.float64)
@@ -119,6 +125,12 @@ class Coded:
     def numbers_run(self, place: Place, first: int, count: int) -> NDArray[np.float64]:
         """`[T, heads, dim]` of `count` tokens from `first`, dequantized, rounded to f32 and no further."""
         return np.stack([self.numbers(place, token) for token in range(first, first + count)])
+
+    @property
+    def _factor(self) -> float | None:
+        """The scale above all blocks as values are multiplied and divided by it."""
+        scale = self.global_scale
+        return scale if scale is None else float(usable(np.array(scale, np.float32)))
 
     @property
     def together(self) -> int | None:
@@ -155,7 +167,7 @@ class Coded:
             self._spread(zero),
             quant.dtype,
             quant.recipe,
-            self.global_scale,
+            self._factor,
             codebook=quant.codebook,
         )[..., 0]
         self.codes.write_run(place.page, first, codes)
@@ -167,7 +179,7 @@ class Coded:
         _, heads, dims = self.block
         rows, columns = -(-self.heads // heads), -(-self.dim // dims)
         if self.given is not None:
-            return self.given[:rows, :columns], None
+            return usable(self.given[:rows, :columns]), None
         if scales is None:
             return None, None
         if self.quant.zero:
