@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-from tests.forms import held
+from tests.forms import alike, held
 
 settings.register_profile("kvgen", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("kvgen")
@@ -26,10 +26,15 @@ if hasattr(providers, "_get_local_constants"):
 
 os.environ.setdefault("KVGEN_PROGRESS", "0")  # a line on stderr after two seconds would depend on the machine's load
 
-_LEFT_OUT = pytest.StashKey[int]()
+_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+_WHY = {
+    "gpu": "tests marked gpu deselected: no GPU here",
+    "alike": "tests of tests/forms/alike.txt left to make campaign",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT_OUT] = {}
     config.pluginmanager.register(held)
 
 
@@ -74,10 +79,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
     gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu and not has_gpu():
-        items[:] = [item for item in items if item not in gpu]
-        config.hook.pytest_deselected(items=gpu)
-        config.stash[_LEFT_OUT] = len(gpu)
+    for why, left_out in (("gpu", [] if has_gpu() else gpu), ("alike", alike.of_campaign(config, items))):
+        if left_out:
+            gone = set(left_out)
+            items[:] = [item for item in items if item not in gone]
+            config.hook.pytest_deselected(items=left_out)
+            config.stash[_LEFT_OUT][why] = len(left_out)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -100,15 +107,14 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:  # an xdist worker; the controller collects nothing itself
-        output["gpu"] = session.config.stash.get(_LEFT_OUT, 0)
+        output["left_out"] = session.config.stash[_LEFT_OUT]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("gpu", 0)
+    node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", {})
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    count = config.stash.get(_LEFT_OUT, 0)
-    if count:
-        terminalreporter.write_line(f"{count} tests marked gpu deselected: no GPU here")
+    for why, count in config.stash[_LEFT_OUT].items():
+        terminalreporter.write_line(f"{count} {_WHY[why]}")

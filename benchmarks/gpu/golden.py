@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from kvgen.layout.dtypes import dtype
 from kvgen.spec.kernel_set import KernelSet
 from kvgen.verify.batches import Case, Contents
+from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import HostMemory, Memory
-from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.oracles import ORACLES
 from kvgen.verify.run import FUSED, Verifier, differences
 
 Raw = NDArray[Any]

@@ -20,7 +20,8 @@ from kvgen.cli.project import Project, generated
 from kvgen.runtime import describe
 from kvgen.spec.kernel_set import Op
 from kvgen.verify.batches import Case, Contents
-from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.judged import Judged
+from kvgen.verify.oracles import ORACLES
 from kvgen.verify.run import differences
 
 if TYPE_CHECKING:

@@ -96,6 +96,7 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
     """A kernel of the user's: what it takes, for the compiler's answer to be compared with, then their text as it is."""
     from kvgen.compile.flatten import INCLUDE, resolve
     from kvgen.compile.signature import Signature
+    from kvgen.plan.entries import mismatch
     from kvgen.runtime.packing import layout
 
     source = plan.source
@@ -122,6 +123,8 @@ def _written(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
         ("cache", str(struct)),
         *((p.name, "128" if isinstance(p, TensorMap) else str(_kind(p))) for p in plan.params),
     )
+    if wrong := mismatch(source.text, plan.entry, kinds):
+        raise SpecError(f"{source.path}:{wrong[0]}: {wrong[1]}")
     places = ("", *_places(source.path, source.text))
     sources = loaded.source if source.path.startswith("<") else f"{loaded.source} and {source.path}"
     return _file(path, sources, Signature(plan.entry, kinds, source.path).line() + source.text, lambda: places)

@@ -13,7 +13,8 @@ from kvgen.codegen.package import GENERATED, imported
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.files import read_bytes
-from kvgen.ops.custom import Custom, Rule, entries
+from kvgen.ops.custom import Custom, Rule
+from kvgen.plan.entries import entries
 from kvgen.runtime.bound import Bound
 from kvgen.spec.arguments import Argument
 from kvgen.spec.cache import Cache

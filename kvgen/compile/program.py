@@ -17,6 +17,7 @@ from typing import Final, Literal
 from kvgen.compile import nvrtc
 from kvgen.compile.arch import check_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache
+from kvgen.compile.cuda_headers import header_folder, header_key, included, missing
 from kvgen.compile.diagnostics import (
     Origin,
     UnitError,
@@ -105,9 +106,17 @@ def _options(arch: str, kind: Kind, lineinfo: bool, quick: bool = False) -> list
     return options
 
 
+def _include_path(text: str) -> list[str]:
+    """The option for a text that includes headers of NVIDIA's; generated kernels include none. It is not in a cache's key."""
+    folder = header_folder() if included(text) else None
+    return [f"--include-path={folder}"] if folder else []
+
+
 def _key(unit: Unit, options: Sequence[str], kind: Kind) -> bytes:
     # Nothing of this machine is in it: a cache folder may be copied or shared.
     parts = [_SCHEMA, nvrtc.nvrtc_version(), list(options), unit.entry, unit.text, kind]
+    if names := included(unit.text):
+        parts.append(header_key(names))
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
@@ -132,8 +141,12 @@ def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str] | None:
 def _refuse(unit: Unit, arch: str, kind: Kind, outcome: nvrtc.Outcome, origin: Origin | None) -> UnitError:
     if refused_ptx_lines(outcome.log) and ".loc" not in outcome.ptx:
         # Compile once more with line numbers, so that the refused PTX can be traced to a generated line.
-        outcome = nvrtc.compile_text(unit.text, _options(arch, kind, lineinfo=True), kind)
-    return UnitError(unit.name, arch, describe(outcome.log, unit.text, outcome.ptx, origin))
+        options = [*_options(arch, kind, lineinfo=True), *_include_path(unit.text)]
+        outcome = nvrtc.compile_text(unit.text, options, kind)
+    said = describe(outcome.log, unit.text, outcome.ptx, origin)
+    if "could not open source file" in said and header_folder() is None:
+        said += "\n" + missing(nvrtc.nvrtc_version()[0])
+    return UnitError(unit.name, arch, said)
 
 
 def _check_entry(unit: Unit, arch: str, ptx: str) -> None:
@@ -150,7 +163,7 @@ def _check_entry(unit: Unit, arch: str, ptx: str) -> None:
 
 def _compile(unit: Unit, arch: str, kind: Kind, options: Sequence[str], origin: Origin | None) -> bytes:
     """Compile for certain; the packed result."""
-    outcome = nvrtc.compile_text(unit.text, options, kind)
+    outcome = nvrtc.compile_text(unit.text, [*options, *_include_path(unit.text)], kind)
     if not outcome.ok:
         raise _refuse(unit, arch, kind, outcome, origin)
     _check_entry(unit, arch, outcome.ptx)

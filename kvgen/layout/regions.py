@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -30,8 +30,9 @@ class Region:
     caches). It holds page and layer where the spec says how many the tensors have room for. `byte_offset` is the region's
     start inside its page; `pitch` is what the innermost axis takes in memory, as strides count it, where the region is a part
     of wider rows (0: just its extent). `ragged`: there are no pages, and token counts the rows of all requests, which begin
-    at any of them. `strided`: the packed elements of a byte are not neighbours, but a whole row's bytes apart: byte i of a row
-    has dims i, i + n, ..., n bytes a row.
+    at any of them. `token_step`: from a token to the next one where rows lie in wider ones (0: just their extent). `strided`:
+    the packed elements of a byte are not neighbours, but a whole row's bytes apart: byte i of a row has dims i, i + n, ..., n
+    bytes a row.
     """
 
     role: Role
@@ -43,6 +44,7 @@ class Region:
     pitch: int = 0
     ragged: bool = False
     strided: bool = False
+    token_step: int = 0
 
     def __post_init__(self) -> None:
         extents, text = dict(self.extents), self.text
@@ -73,6 +75,8 @@ class Region:
             self._check_swizzle(self.swizzle)
         if self.strided:
             self._check_strided()
+        if self.token_step:
+            self._check_token_step()
         if self.byte_offset * 8 % self.dtype.place:
             raise SpecError(f"layout: byte offset {self.byte_offset} is no multiple of a {self.dtype.name} element")
 
@@ -90,6 +94,20 @@ class Region:
         if self.swizzle:
             raise SpecError(
                 "swizzle: got one for requests that begin at any row; a swizzle permutes the elements of a page; leave it out"
+            )
+
+    def _check_token_step(self) -> None:
+        """A row of the tensor holds the region's own."""
+        if self.axes[0] != Axis("token") or any(a.name in OUTER for a in self.axes if a.name != "kv"):
+            raise SpecError(
+                f"row_elements: got {self.token_step} with the layout {self.text!r}; rows that lie in wider ones have token "
+                "as their first axis, and a tensor a layer: 'token head dim', layers='pointers'"
+            )
+        own = replace(self, token_step=0).strides[0]
+        if own is not None and self.token_step < own:
+            raise SpecError(
+                f"row_elements: got {self.token_step} for {self.text!r}, whose own rows have {own} elements; it counts the "
+                f"elements from a row to the next one: {own} or more, (q_heads + 2 * kv_heads) * head_dim of packed q | k | v"
             )
 
     def _check_strided(self) -> None:
@@ -135,6 +153,8 @@ class Region:
         strides: list[int | None] = []
         product: int | None = self.element
         for axis in reversed(self.axes):
+            if axis.name == "token" and self.token_step:
+                product = self.token_step
             strides.append(product)
             whole = extents.get(axis.name)
             if self.pitch and len(strides) == 1:

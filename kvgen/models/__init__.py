@@ -74,7 +74,7 @@ def facts(config: Mapping[str, Any]) -> Checkpoint:
         found = read_family(family, text, fields, architecture)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
-    own = _own_name(fields, text, architecture)
+    own = _own_name(fields, text, architecture) if fields.values.get("architectures") else None
     if own is None:
         return found
     note = f"{architecture} is a name of its makers': its attention is read as that of model_type {own}."

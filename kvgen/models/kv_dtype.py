@@ -142,6 +142,7 @@ _KNOWN: Final = frozenset(
     )
 )
 _LAYER: Final = re.compile(r"(?:\A|\.)layers\.(\d{1,4})(?:\.|\Z)")
+_ALGORITHM_KEYS: Final = ("quant_algo", "kv_cache_quant_algo")
 _OTHER_MODELS: Final = re.compile(r"(?:\A|\.)(?:vision|visual|audio)")
 
 
@@ -199,18 +200,24 @@ def _word(config: Fields, layers: Sequence[int]) -> _Word:
             if isinstance(key, str) and _OF_KV.search(key) and key not in _KNOWN and value:
                 place.fail(key, f"kvgen does not know this field of a quantized KV cache; {_CHOOSE}")
     for place in places:
-        if place.has("kv_cache_quantized_layers"):
-            return _by_layer(place, layers)
-    for place in places:
-        if isinstance(place.values.get("kv_cache_scheme"), str):
-            return _algorithm(place, "kv_cache_scheme")
-        if place.has("kv_cache_scheme"):
-            scheme = place.object("kv_cache_scheme")
-            assert scheme is not None
-            return (*_scheme(scheme), place.name("kv_cache_scheme"))
-        if place.has("kv_cache_quant_algo"):
-            return _algorithm(place, "kv_cache_quant_algo")
-    return _quark(config)
+        listed = _listed(place)
+        if listed:
+            return _by_layer(place, listed, layers)
+    said = [word for place in places for word in _of_all_layers(place) if word != _NOTHING]
+    other = next((word for word in said if word[:2] != said[0][:2]), None)
+    if other is not None:
+        raise ConfigError(f"{other[2]}: it says {other[0]} of KV, and {said[0][2]} says {said[0][0]}; {_CHOOSE}")
+    return said[0] if said else _quark(config)
+
+
+def _of_all_layers(place: Fields) -> Iterator[_Word]:
+    """What kv_cache_scheme, an object or an algorithm's name, and kv_cache_quant_algo say."""
+    if isinstance(place.values.get("kv_cache_scheme"), str):
+        yield _algorithm(place, "kv_cache_scheme")
+    elif (scheme := place.object("kv_cache_scheme")) is not None:
+        yield (*_scheme(scheme), place.name("kv_cache_scheme"))
+    if place.has("kv_cache_quant_algo"):
+        yield _algorithm(place, "kv_cache_quant_algo")
 
 
 def _algorithm(place: Fields, key: str) -> _Word:
@@ -223,34 +230,39 @@ def _algorithm(place: Fields, key: str) -> _Word:
     return _ALGORITHMS[algorithm], _QUANTS[_ALGORITHMS[algorithm]], place.name(key)
 
 
-def _by_layer(place: Fields, layers: Sequence[int]) -> _Word:
-    """ModelOpt's kv_cache_quantized_layers: the name of a layer's attention -> its algorithm; a layer that is not named is not
-    quantized. Layers of one kind share a cache: ConfigError where they are stored in several ways."""
-    key = "kv_cache_quantized_layers"
-    listed = place.object(key)
-    assert listed is not None
-    algorithms: dict[int, _Word] = {}
-    for name in listed.values:
+_LISTED: Final = "kv_cache_quantized_layers"
+
+
+def _listed(place: Fields) -> dict[int, _Word]:
+    """ModelOpt's kv_cache_quantized_layers: the number of a layer -> its attention's algorithm; {} where it names none."""
+    listed = place.object(_LISTED)
+    found: dict[int, _Word] = {}
+    for name in listed.values if listed is not None else ():
+        assert listed is not None
         if not isinstance(name, str) or _OTHER_MODELS.search(name):
             continue
         number = _LAYER.search(name)
         if number is None:
-            place.fail(key, f"{shown(name)} names no layer, as in 'model.layers.0.self_attn'; {_CHOOSE}")
+            place.fail(_LISTED, f"{shown(name)} names no layer, as in 'model.layers.0.self_attn'; {_CHOOSE}")
         layer = listed.object(name)
-        inside = next(
-            (one for one in ("quant_algo", "kv_cache_quant_algo") if layer is not None and layer.has(one)), None
-        )
-        algorithms[int(number[1])] = _algorithm(layer, inside) if layer is not None and inside is not None else _NOTHING
-    found = [algorithms.get(layer, _NOTHING)[:2] for layer in layers]
+        key = next((one for one in _ALGORITHM_KEYS if layer is not None and layer.has(one)), None)
+        found[int(number[1])] = _algorithm(layer, key) if layer is not None and key is not None else _NOTHING
+    return found
+
+
+def _by_layer(place: Fields, listed: Mapping[int, _Word], layers: Sequence[int]) -> _Word:
+    """What is said of the KV of these layers, of which those that are not listed are not quantized. Layers of one kind share a
+    cache: ConfigError where they are stored in several ways."""
+    found = [listed.get(layer, _NOTHING)[:2] for layer in layers]
     other = next((i for i, word in enumerate(found) if word != found[0]), None)
     if other is not None:
         named = {word: algorithm for algorithm, word in _ALGORITHMS.items()} | {AUTO: "none"}
         said = " and ".join(f"{named[found[i][0]]} in layer {layers[i]}" for i in (0, other))
         place.fail(
-            key,
+            _LISTED,
             f"kv_cache_quant_algo is {said}; layers of one kind share a cache, which stores KV in one way; {_CHOOSE}",
         )
-    return (*found[0], place.name(key)) if found and found[0] != _NOTHING[:2] else _NOTHING
+    return (*found[0], place.name(_LISTED)) if found and found[0] != _NOTHING[:2] else _NOTHING
 
 
 def _scheme(scheme: Fields) -> tuple[str, Quant]:

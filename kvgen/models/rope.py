@@ -245,7 +245,7 @@ def _rotated(fields: Fields, row: Turn, given: Mapping[str, Any], head_dim: int,
     """Elements of a head that turn."""
     if row.dims and fields.has(row.dims):
         return fields.integer(row.dims, low=2, high=head_dim)
-    if row.dims and row.dims in given:  # the family's default
+    if row.dims in row.default and given is row.default:
         if row.dims in fields.values:
             fields.fail(row.dims, "it says how many elements of a head turn; valid: an even number")
         return min(int(given[row.dims]), head_dim)

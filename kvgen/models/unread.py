@@ -26,11 +26,13 @@ _READ: Final[Mapping[str, frozenset[str]]] = {
 def unread(
     fields: Fields, row: Turn, json: RopeJson, given: Mapping[str, Any], kind: str, *, share: float, latent: bool
 ) -> list[str]:
-    """The fields of `given`, which `json` has as numbers, that nothing is made of under a type.
+    """The fields of `given`, which `json` has as numbers, that nothing is made of under a type; none of a family's defaults.
 
     `fields` is the text model's object; `share` is the part of a head that turns; `latent`: of latent rows, whose scale of
     scores has mscale_all_dim. Values of null are absent.
     """
+    if given is row.default:
+        return []
     read = {"rope_type", "rope_theta", *_READ[kind]}
     if (
         json.type in (None, json.rope_type)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -13,6 +14,7 @@ from kvgen.lowering.cache_struct import ERRORS
 from kvgen.lowering.lowered import lower_pages
 from kvgen.lowering.state_rows import state_bytes
 from kvgen.plan import params
+from kvgen.plan.entries import entries
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
 from kvgen.spec.any_cache import AnyCache
@@ -22,12 +24,10 @@ from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.sources import checked_text, read_source
 
 Rule = int | str | Expr
+Oracle = Callable[..., Any]
+LOGICAL: Final = ("keys", "values", "lengths")  # what an oracle may ask for besides params
 MOST_SHARED: Final = 227 * 1024  # bytes a block can have on any GPU
-
-_COMMENT: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)  # and string
-_GLOBAL: Final = re.compile(r"\b__global__\b")
-# After __global__: specifiers such as __launch_bounds__(256) on either side of void, then the name.
-_NAMED: Final = re.compile(r"[^;{}]*?\bvoid\s+(?:__\w+__\s*\([^)]*\)\s*)*(\w+)\s*\(")
+_MOST_ENTRIES: Final = 4096  # along an axis of an array that kvgen verify draws
 
 
 class Custom(Op):
@@ -69,6 +69,17 @@ class Custom(Op):
     """True: the kernel's last parameter is the error word, `uint64_t* errors`, which may be null."""
     doc: str = ""
     """First line of the launcher's docstring."""
+    oracle: Oracle | None = Field(default=None, exclude=True, repr=False)
+    """Function over NumPy arrays that says what the kernel must write; `kvgen verify` compares with it. Its parameters are names
+    of `params`, and `keys`, `values` (of each request `[n, heads, dim]` in f64) and `lengths`. It returns a dict with each array
+    that is written, or the only one. None: `kvgen verify` runs the kernel and compares nothing.
+    """
+    tolerance: float | None = Field(default=None, ge=0, lt=1)
+    """How far a float may be from the oracle's, relative to numbers above 1, absolutely below. None: 2e-5 in f32, 2e-3 in f16,
+    1.6e-2 in bf16, 0.07 in e4m3, 0.13 in e5m2. Integers are equal.
+    """
+    sizes: tuple[tuple[str, int], ...] = Field(default=(), strict=False)
+    """Sizes of names in shapes that `kvgen verify` calls the kernel with, {"H": 8}. It chooses those of other names."""
     _source: Source = PrivateAttr()
 
     @field_validator("grid", mode="before")
@@ -80,6 +91,11 @@ class Custom(Op):
     @classmethod
     def _one_folder(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, Mapping) else value
 
     @field_validator("doc")
     @classmethod
@@ -111,7 +127,40 @@ class Custom(Op):
             raise ValueError(f"params: got {', '.join(twice)} twice; every parameter has a name of its own")
         for rule in self.grid:
             _rule(rule)
+        self._check_oracle()
         return self
+
+    def _check_oracle(self) -> None:
+        """Raise ValueError where `kvgen verify` could not call the oracle, or has nothing to compare."""
+        named = {
+            axis.partition("+")[0]
+            for p in self.params
+            if isinstance(p, Array)
+            for axis in p.shape
+            if isinstance(axis, str)
+        }
+        for name, size in self.sizes:
+            if name not in named:
+                raise ValueError(f"sizes: got {name!r}; it must be a name in a shape of params; {_choices(named)}")
+            if not 1 <= size <= _MOST_ENTRIES:
+                raise ValueError(f"sizes: got {name}={size}; it must be 1 to {_MOST_ENTRIES}")
+        if self.oracle is None:
+            if self.tolerance is not None:
+                raise ValueError(
+                    f"tolerance: got {self.tolerance} without oracle, from which nothing differs; leave it out"
+                )
+            return
+        if not any(isinstance(p, Array) and p.access != "in" for p in self.params):
+            raise ValueError(
+                "oracle: got a function for a kernel that writes no array of params; give one access='out'"
+            )
+        known = {p.name for p in self.params if isinstance(p, Array | Scalar)} | set(LOGICAL)
+        for parameter in inspect.signature(self.oracle).parameters.values():
+            if parameter.name not in known or parameter.kind not in (
+                parameter.POSITIONAL_OR_KEYWORD,
+                parameter.KEYWORD_ONLY,
+            ):
+                raise ValueError(f"oracle: got the parameter {str(parameter)!r}; {_choices(known)}")
 
     def entry_names(self, set_name: str) -> tuple[str, ...]:
         """The function's own name: the user wrote it."""
@@ -217,19 +266,6 @@ class Custom(Op):
         shapes = [axis for p in arrays if not p.optional for axis in p.shape if isinstance(axis, str)]
         named = {axis.partition("+")[0] for axis in shapes} - set(words)
         return _cache_names(kernels.cache) | named, frozenset(f"{p.name}.stride" for p in arrays if p.strided)
-
-
-def entries(text: str) -> dict[str, bool]:
-    """The __global__ functions of a text, and whether each is extern "C"."""
-    code = _COMMENT.sub(lambda m: m[0] if m[0] == '"C"' else " ", text)
-    found = {}
-    for mark in _GLOBAL.finditer(code):
-        head = _NAMED.match(code, mark.end())
-        if head:
-            before = max(code.rfind(c, 0, mark.start()) for c in ";}")
-            own = re.search(r'extern\s+"C"', code[before + 1 : head.start(1)])
-            found[head[1]] = bool(own or re.search(r'extern\s+"C"\s*\{', code[: mark.start()]))
-    return found
 
 
 def _check_entry(source: Source, field: str, name: str) -> None:

@@ -18,6 +18,7 @@ _ALL_ONES: Final = 2**64 - 1
 _MANY: Final = 0xFFFFFF
 # GivenScale of templates/device/base/fault.cuh, which a SCALE fault has for its request.
 _SCALES: Final = ("k_scale", "v_scale", "q_scale", "out_scale", "k_global_scale", "v_global_scale")
+_NEGATIVE: Final = 2**31
 
 
 class Fault(IntEnum):
@@ -40,14 +41,16 @@ class Fault(IntEnum):
 _MEANING: Final = {
     Fault.PAGE_ID: "a page id outside the pool, at token {position} of request {request}",
     Fault.POSITION: "token {position} of request {request} lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "request {request} has a length that its page table, its rows or its k_sealed cannot have{at_token}",
+    Fault.LENGTH: "request {request} (over lists: row {request}) has a length or count that its page table, its list, its rows "
+    "or its k_sealed cannot have{at_count}",
     Fault.SLOT: "row {position} has a slot outside the pool",
     Fault.ROW_OFFSETS: "row offsets that decrease, pass the rows, or give request {request} too many rows{at_row}",
     Fault.TABLE: "an index into the page table that leaves it, at token {position} of request {request}",
     Fault.PAIR: "pair {position} names a page outside its pool",
     Fault.OVERLAP: "pair {position} writes to a page that another pair reads, or that an earlier one writes",
     Fault.PLAN: "a workspace without a plan for this operation, batch and rows, or one that was overwritten",
-    Fault.STALE: "request {request} has {position} tokens now, and the workspace was planned for another number; plan again",
+    Fault.STALE: "request {request} (over lists: row {request}) has {position} tokens now, and the workspace was planned for "
+    "another number; plan again",
     Fault.SCALE: "{scale} is 0, negative or not finite at place {position} of its layer; what is made with it is NaN",
     Fault.LORA_END: "lora_end_idx counts rows that this step does not have, from row {position} (request {request}) on",
 }
@@ -64,9 +67,12 @@ class FaultReport:
     def __str__(self) -> str:
         request = f"{self.request}" if self.request < _MANY else f">= {_MANY}"
         scale = _SCALES[self.request] if self.request < len(_SCALES) else "a scale"
+        # Kernels report 32 bits: a count of -1 as 2^32 - 1. No place is so large.
+        position = self.position if self.position < _NEGATIVE else self.position - 2**32
         # Position 0 of a whole request says no more than the request does.
-        places = {f"at_{what}": f" ({what} {self.position})" if self.position else "" for what in ("token", "row")}
-        meaning = _MEANING[self.code].format(position=self.position, request=request, scale=scale, **places)
+        places = {"at_count": f" (token or count {position})", "at_row": f" (row {position})"} if position else {}
+        given = {"at_count": "", "at_row": ""} | places
+        meaning = _MEANING[self.code].format(position=position, request=request, scale=scale, **given)
         return f"{self.code.name}: {meaning}"
 
 

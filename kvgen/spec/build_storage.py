@@ -157,6 +157,7 @@ class _Builder:
             swizzle=swizzle,
             ragged=cache.ragged,
             strided=quant is not None and quant.strided,
+            token_step=cache.token_step,
         )
 
     def _value_tensors(self, roles: dict[str, tuple[Segment, ...]]) -> None:
@@ -311,15 +312,16 @@ class _Builder:
         assert text is not None
         outer = [w for w in text.split() if parse_axes(w)[0].name in ("page", "layer")]
         inner = [w for w in text.split() if parse_axes(w)[0].name in INNER]
-        at, values, scales = 0, dict[str, list[Region]](), dict[str, Scales]()
+        at, end, values, scales = 0, 0, dict[str, list[Region]](), dict[str, Scales]()
 
         def place(element: DType, words: list[str], extents: Extents, pad: int = 0, *, strided: bool = False) -> Region:
-            nonlocal at
+            nonlocal at, end
             pitch = (dict(extents)["dim"] or 0) + pad if pad else 0
             axes = parse_axes(" ".join(["page", *words]))
             region = Region("k", element, axes, extents, byte_offset=at, pitch=pitch, strided=strided)
             assert region.span is not None
-            at += -(-(region.span + pad) * element.place // 128) * 16
+            end = at - (-(region.span + pad) * element.place // 8)
+            at = -(-end // 16) * 16
             return region
 
         for role in cache.roles:
@@ -328,7 +330,8 @@ class _Builder:
             if quant is not None and cache.plain_dims:
                 values[role] = self._mixed_rows(quant, parse_axes(" ".join(["page", *inner])))
                 tokens, last = cache.page_tokens or 0, values[role][-1]
-                at += -(-tokens * last.pitch * last.dtype.place // 128) * 16
+                end = at - (-tokens * last.pitch * last.dtype.place // 8)
+                at = -(-end // 16) * 16
                 continue
             codes, strided = (quant.codes, quant.strided) if quant else (dtype(cache.dtype), False)
             values[role] = [place(codes, inner, self._extents(dims), strided=strided)]
@@ -357,6 +360,8 @@ class _Builder:
             quant, size = cache.quants[name], self._latent_dims(name)
             first = Segment(0, size, "bytes", main, quant, scales.get(name), self._global(name, quant))
             roles[name] = (first, *(Segment(size, cache.plain_dims, "bytes", r) for r in rest))
+        # Pages that lie multiples of 16 bytes apart need no bytes behind their last part, and the views of engines have none.
+        whole = end if cache.layout.page_align is not None and cache.layout.page_align % 16 == 0 else at
         names = {"page": "pages", "layer": "layers"}
         self.bases.append(Base("bytes", "pool", dtype("u8")))
         self.tensors.append(
@@ -364,7 +369,7 @@ class _Builder:
                 "pool",
                 ("u8",),
                 (*(parse_axes(w)[0].name for w in outer), "byte"),
-                (*(names[parse_axes(w)[0].name] for w in outer), at),
+                (*(names[parse_axes(w)[0].name] for w in outer), whole),
                 (*(None for _ in outer), 1),
                 16,
                 " ".join([*outer, "byte"]),

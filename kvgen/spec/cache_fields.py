@@ -138,6 +138,11 @@ class CacheFields(AnyCache):
         return self.page_tokens
 
     @property
+    def token_step(self) -> int:
+        """Elements from a token to the next one where rows lie in wider ones; 0 where they are side by side."""
+        return 0
+
+    @property
     def v_dim(self) -> int:
         """Head dim of V."""
         return self.v_head_dim or self.head_dim

@@ -6,10 +6,12 @@ docs/quantization.md has the whole of it, rounding, zero blocks, NaN and infinit
 
 from __future__ import annotations
 
+import math
+import struct
 from itertools import pairwise
 from typing import Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.spec.base import Spec
@@ -142,6 +144,12 @@ class Quant(Spec):
         if self.recipe in ("max", "global") and "block" not in self.model_fields_set:
             object.__setattr__(self, "block", Block(dim=NVFP4_GROUP))
 
+    @field_validator("codebook")
+    @classmethod
+    def _singles(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        """Kernels hold f32: two codebooks are equal where these are, and numbers ascend as these do."""
+        return None if value is None else tuple(_single(x) for x in value)
+
     @model_validator(mode="after")
     def _consistent(self) -> Quant:
         if self.scale_dtype is None:
@@ -229,11 +237,17 @@ class Quant(Spec):
                 "'signs'"
             )
         bits = self.codes.bits - signs
+        equal = next(((i, a) for i, (a, b) in enumerate(pairwise(book)) if a == b), None)
+        if len(book) == 2**bits and equal is not None:
+            raise ValueError(
+                f"codebook: got numbers {equal[0]} and {equal[0] + 1} that are both {equal[1]!r} in f32, which kernels hold; "
+                "codes stand for numbers that ascend in f32; move them apart"
+            )
         if len(book) != 2**bits or not all(a < b for a, b in pairwise(book)) or max(map(abs, book)) > 2**64:
             raise ValueError(
                 f"codebook: got {len(book)} numbers from {book[0] if book else None} on; codes of {bits} bits"
-                f"{' beside a sign' if signs else ''} stand for {2**bits} numbers, ascending and finite; sort them, or use "
-                f"lloyd_max({bits}, dim)"
+                f"{' beside a sign' if signs else ''} stand for {2**bits} numbers, ascending and finite in f32; sort them, or "
+                f"use lloyd_max({bits}, dim)"
             )
 
     def _check_packing(self) -> None:
@@ -332,3 +346,11 @@ class Quant(Spec):
 
 def _text(block: Block) -> str:
     return f"Block(token={block.token}, head={block.head}, dim={block.dim})"
+
+
+def _single(x: float) -> float:
+    """The nearest number of f32; infinite where there is none."""
+    try:
+        return float(struct.unpack("f", struct.pack("f", x))[0])
+    except OverflowError:
+        return math.copysign(math.inf, x)

@@ -30,6 +30,15 @@ class Ragged(Cache):
     strides then depend on it. None: read from the tensors.
     """
 
+    row_elements: int | None = Field(default=None, ge=1, le=2**24)
+    """Elements from a token to the next one in the tensors, where these are views of wider rows: of packed q | k | v rows
+    (q_heads + 2 * kv_heads) * head_dim. None: rows of K, and of V, lie side by side.
+    """
+
+    @property
+    def token_step(self) -> int:
+        return self.row_elements or 0
+
     @property
     def page_tokens(self) -> int | None:
         return None
@@ -67,4 +76,9 @@ class Ragged(Cache):
                         f"{self._quant_field(role)}: got {name}={got!r} for requests that begin at any row, without pages; "
                         "scales are a token's own, in tensors of as many rows, or the caller's; leave it out"
                     )
+            if self.row_elements is not None and quant is not None:
+                raise ValueError(
+                    f"row_elements: got {self.row_elements} with {self._quant_field(role)}; rows that lie in wider ones are "
+                    "elements of the cache's dtype; leave the quantization out"
+                )
         super()._check_quant()

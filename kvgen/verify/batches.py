@@ -209,11 +209,16 @@ def case_of(
 
 
 def next_case(case: Case, left: Contents, op: Op, workload: Workload, seed: int) -> Case:
-    """An operation's call in a later batch of the same requests, over the tensors that a launch left; other memory is new."""
+    """An operation's call in a later batch of the same requests, over the tensors of `case` as its launch left them; other memory
+    is new."""
     rng = np.random.default_rng([seed, 1, *workload.totals])
-    found = _called(case.scene.at(workload), op, rng)
-    found.before.pools = left.pools
-    return found
+    for name, pool in case.before.pools.items():
+        mine, found = (p if isinstance(p, list) else [p] for p in (pool, left.pools[name]))
+        for to, array in zip(mine, found, strict=True):
+            to.view(f"u{to.itemsize}")[...] = array.view(
+                f"u{to.itemsize}"
+            )  # every bit of a NaN, at the strides of the tensor
+    return _called(case.scene.at(workload), op, rng)
 
 
 def _called(scene: Scene, op: Op, rng: np.random.Generator) -> Case:

@@ -8,7 +8,7 @@ is compared byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +40,7 @@ from kvgen.ops import (
     StoreScales,
     SwapPages,
 )
-from kvgen.reference import Decoded, Rows, Scored, TableView
+from kvgen.reference import Decoded, Rows, Scored
 from kvgen.reference.append import Changed, NewRow, locate
 from kvgen.reference.attention_output import Output, blocks_of, read_blocks, scales_of
 from kvgen.reference.gather import Runs
@@ -52,62 +52,14 @@ from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
 from kvgen.spec.mask import TREE_ROWS
-from kvgen.verify.batches import Case, Contents, Pools
+from kvgen.verify.batches import Contents, Pools
 from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
+from kvgen.verify.custom_oracle import judge_custom
+from kvgen.verify.judged import At, Judged
 from kvgen.verify.other_calls import alignment_of
 from kvgen.verify.pooled import pooled_step, state_of
 
 Raw = NDArray[Any]
-At = int | slice
-
-
-@dataclass
-class Judged:
-    """A case beside its oracle: the memory that it must leave, the one that it left, how far what is computed is off, and
-    what is wrong."""
-
-    case: Case
-    wanted: Contents
-    got: Contents
-    distance: Distance = field(default_factory=Distance)
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def view(self) -> TableView:
-        """The oracle's reading of the tables."""
-        return self.case.scene.view(self.case.before.tables)
-
-    @property
-    def arrays(self) -> dict[str, Raw]:
-        """The call's arrays before the launch."""
-        return self.case.before.arrays
-
-    def places(self, *names: str) -> dict[str, Raw]:
-        """Those of the index arrays that the call brings."""
-        return {name: self.arrays[name] for name in names if name in self.arrays}
-
-    def meet(self, what: str, distance: Distance) -> None:
-        """Count a difference in; one past its bound is wrong."""
-        self.distance.error = max(self.distance.error, distance.error)
-        self.distance.share = max(self.distance.share, distance.share)
-        if not distance.share <= 1:
-            self.wrong.append(f"{what}: off by {distance.error:.3g}, {distance.share:.3g} times its bound")
-
-    def take_nan(self, name: str, failed: NDArray[np.bool_], at: At = slice(None)) -> None:
-        """Rows of an output, or of its part `at`, that must be NaN, whatever its bits."""
-        got = self.got.arrays[name][at][failed]
-        if not np.isnan(got.astype(np.float32)).all():
-            self.wrong.append(f"{name}: rows of requests with wrong data must be NaN, and are not")
-        else:
-            self.wanted.arrays[name][at][failed] = got
-
-    def copied(self) -> list[tuple[tuple[Rows, ...], At]]:
-        """Of an operation that copies rows: K and V of every layer, and the part of the call's arrays that are its rows."""
-        if not self.case.call.launcher.KERNEL.all_layers:
-            return [(self.wanted.rows(self.case.scene), slice(None))]
-        return [(self.wanted.rows(self.case.scene, layer), layer) for layer in range(LAYERS)]
-
-
 Oracle = Callable[[Judged], int]
 
 
@@ -798,6 +750,7 @@ ORACLES: Final[dict[str, Oracle]] = {
     "compact": _compact,
     "convert": _convert,
     "copy_pages": _copy_pages,
+    "custom": judge_custom,
     "decode": _decode,
     "extend": _extend,
     "gather": _gather,

@@ -12,10 +12,11 @@ from kvgen.bench.synthetic_batch import aligned
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
-from kvgen.ops import Pool, Reorder
+from kvgen.ops import Custom, Pool, Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
 from kvgen.spec.kernel_set import Op
+from kvgen.verify.custom_calls import custom_call
 from kvgen.verify.pooled import place_states, state_sizes
 
 Raw = NDArray[Any]
@@ -55,6 +56,8 @@ def prepared(scene: Scene, op: Op) -> tuple[Call, dict[str, Raw]]:
     if op.kind in KNOWN:
         call = call_of(scene, op)
         return call, scene.tables(call.counted_as, call.rows_each)
+    if isinstance(op, Custom):
+        return custom_call(scene, op), scene.tables("gather")
     if op.kind not in OTHERS:
         raise ToolError(f"kvgen verify has no batches for {op.kind}")
     tables = scene.tables("gather" if op.kind in _BETWEEN else "append")

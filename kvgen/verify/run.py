@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from kvgen.bench import Workload
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import ArgumentError, DeviceError, ToolError
+from kvgen.ops import Custom
 from kvgen.runtime import Kernel, describe
 from kvgen.runtime.cpu import cpu_archs
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.verify.batches import Case, batches, case_of, hostile_batch, next_case
 from kvgen.verify.hostile import damages
+from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import Memory
-from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.oracles import ORACLES
 from kvgen.verify.results import CaseResult, KernelResult
 from kvgen.verify.steps import Step, louden, room, steps
 
@@ -66,8 +68,6 @@ class Verifier:
 
     def why_not(self, op: Op) -> str:
         """Why an operation has no cases; "" where it has some."""
-        if op.kind == "custom":
-            return "a kernel of the project's own, which no oracle describes"
         try:
             case_of(self.kernels, op, self.package, hostile_batch(self.kernels, op), self.seed)
         except ToolError as error:
@@ -95,7 +95,7 @@ class Verifier:
 
     def run(self, op: Op, done: Callable[[], None] = lambda: None, arch: str | None = None) -> KernelResult:
         """All cases of an operation; `done` is called after each. `arch`: on the CPU machine, whose code runs."""
-        result = KernelResult(op.name, op.kind, why=self.why_not(op), arch=arch or "")
+        result = KernelResult(op.name, op.kind, why=self.why_not(op) or unheld(op), arch=arch or "")
         for plan in self.plans(op):
             if self.lost:
                 result.why = f"not run: the GPU's context was lost before ({self.lost})"
@@ -163,6 +163,13 @@ class Verifier:
             self.memory.place(np.zeros(8, np.uint8)).read()
         except DeviceError as error:
             self.lost = str(error)
+
+
+def unheld(op: Op) -> str:
+    """What is not compared of an operation whose cases run; "" where everything is."""
+    if isinstance(op, Custom) and op.oracle is None:
+        return "ran, and its accesses were checked; its results were compared with nothing, for the spec has no oracle="
+    return ""
 
 
 def differences(judged: Judged, *, near: bool = False) -> list[str]:

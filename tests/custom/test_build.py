@@ -76,11 +76,13 @@ def test_bench_leaves_it_out_unless_asked(write: Write) -> None:
 
 
 def test_a_cubin_of_other_params_is_refused(write: Write) -> None:
-    """The same text, told other parameters: nothing compiled for the old ones fits it."""
-    project = write()
+    """The same text, told other parameters: nothing compiled for the old ones fits it. `Factor` is a type of the user's, which
+    only the compiler knows."""
+    kernel = KERNEL.replace("float by", "Factor by").replace("// Multiplies x.", "using Factor = float;")
+    project = write(kernel)
     project.kvgen("build")
     before = json.loads(project.kvgen("compile", "own/fill", "--json").stdout)["kernels"][0]["digest"]
-    write(params=PARAMS.replace('"by", "f32"', '"by", "u32"'))
+    write(kernel, params=PARAMS.replace('"by", "f32"', '"by", "u32"'))
     project.kvgen("build")
     assert (
         "(by): the kernel takes 4 bytes (a float), the launcher passes u32" in project.kvgen("compile", code=1).stderr
@@ -130,40 +132,73 @@ def test_an_error_at_the_launch_does_too(write: Write) -> None:
     assert 'specs/kernels/fill.cu:7: error: identifier "bye" is undefined' in str(raised.value)
 
 
-SIGNATURES = [
+WRITTEN = [
+    ("float by", "double by", "parameter 4 (by): the kernel takes `double by`, the launcher passes f32 (4 bytes); make params"),
+    ("float by", "const int by", "parameter 4 (by): the kernel takes `const int by`, the launcher passes f32 (4 bytes)"),
+    ("uint32_t n", "unsigned long long n", "parameter 3 (n): the kernel takes `unsigned long long n`, the launcher passes u32"),
+    ("uint32_t n", "float n", "parameter 3 (n): the kernel takes `float n`, the launcher passes u32 (4 bytes)"),
+    ("float* x, ", "uint32_t m, float* x, ", "parameter 2 (x): the kernel takes `uint32_t m`, the launcher passes a pointer"),
+    (", float by", ", float by, int z", "parameter 5: the kernel takes `int z` that the launcher does not pass (5 parameters"),
+    (", float by", "", "parameter 4 (by): the kernel takes 3 parameters, the launcher passes 4, this one f32 (4 bytes)"),
+    ("__grid_constant__ Cache cache", "Cache* cache", "parameter 1 (cache): the kernel takes `const Cache* cache`, the launcher"),
+    ("const __grid_constant__ Cache cache, float* x, uint32_t n, float by", "", "the kernel takes 0 parameters, the launcher"),
+]  # fmt: skip
+# Of types and lists that only the compiler knows.
+COMPILED = [
     (
         "float by",
-        "double by",
+        "Double by",
         "parameter 4 (by): the kernel takes 8 bytes (a float), the launcher passes f32 (4 bytes)",
     ),
-    ("float by", "int by", "parameter 4 (by): the kernel takes 4 bytes (no float), the launcher passes f32 (4 bytes)"),
-    ("uint32_t n", "uint64_t n", "parameter 3 (n): the kernel takes 8 bytes, the launcher passes u32 (4 bytes)"),
-    (
-        "float* x, ",
-        "uint32_t m, float* x, ",
-        "parameter 2 (x): the kernel takes 4 bytes, the launcher passes ptr (8 bytes)",
-    ),
-    (", float by", ", float by, int z", "parameter 5: the kernel takes 4 bytes that the launcher does not pass"),
+    ("float by", "Int by", "parameter 4 (by): the kernel takes 4 bytes (no float), the launcher passes f32 (4 bytes)"),
+    ("uint32_t n", "Long n", "parameter 3 (n): the kernel takes 8 bytes, the launcher passes u32 (4 bytes)"),
+    ("float* x, ", "MORE float* x, ", "parameter 2 (x): the kernel takes 4 bytes, the launcher passes ptr (8 bytes)"),
+    (", float by", ", float by LAST", "parameter 5: the kernel takes 4 bytes that the launcher does not pass"),
     (
         ", float by",
-        "",
+        " NONE",
         "parameter 4 (by): the kernel takes 3 parameters, the launcher passes 4, this one f32 (4 bytes)",
     ),
-    (
-        "const __grid_constant__ Cache cache",
-        "const Cache* cache",
-        "parameter 1 (cache): the kernel takes 8 bytes, the launcher passes ",
-    ),
 ]
+NAMES = """using Double = double; using Int = int; using Long = unsigned long long;
+#define MORE unsigned m,
+#define LAST , int z
+#define NONE
+"""
 
 
-@pytest.mark.parametrize(("old", "new", "said"), SIGNATURES)
+@pytest.mark.parametrize(("old", "new", "said"), WRITTEN)
+def test_written_parameters_are_compared(write: Write, old: str, new: str, said: str) -> None:
+    """By build, which needs no compiler."""
+    project = write(KERNEL.replace(old, new))
+    shown = project.kvgen("build", code=2).stderr
+    assert "specs/kernels/fill.cu:4: parameter " in shown and said in shown
+
+
+@pytest.mark.parametrize(("old", "new", "said"), COMPILED)
 def test_parameters_are_compared(write: Write, old: str, new: str, said: str) -> None:
-    kernel = KERNEL.replace(old, new)
-    project = write(kernel if "float by" in new or "by" not in old else kernel.replace("by *", "(float)2 *"))
+    kernel = KERNEL.replace("// Multiplies x.\n", NAMES).replace(old, new)
+    project = write(kernel if "by" in new or "by" not in old else kernel.replace("by *", "(float)2 *"))
     project.kvgen("build")
     shown = project.kvgen("compile", "own/fill", code=1).stderr
     assert f"own/fill for sm_80, sm_90a: does not compile\nspecs/kernels/fill.cu: {said}" in shown
+
+
+FITTING = [
+    ("float* x", "float* __restrict__ x"),
+    ("float* x", "float x[]"),
+    ("float* x", "uint64_t x_address"),
+    ("float* x", "Vec<float, 1>* x"),
+    ("float by", "/* a, b */ const float by  // a factor\n"),
+    ("uint32_t n", "unsigned n"),
+    ("uint32_t n", "std::uint32_t n"),
+    ("Cache cache", "Cache\n    cache"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), FITTING)
+def test_parameters_that_fit_in_other_words(write: Write, old: str, new: str) -> None:
+    write(KERNEL.replace(old, new)).kvgen("build")
 
 
 def test_a_set_of_two_kernels_and_two_names_for_one(write: Write) -> None:

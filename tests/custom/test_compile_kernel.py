@@ -94,8 +94,13 @@ def test_what_build_would_refuse(source: Any, fields: dict[str, Any], said: str)
 
 
 def test_parameters_are_compared() -> None:
-    with pytest.raises(CompileError, match=r"<fill>: parameter 4 \(by\): the kernel takes 8 bytes \(a float\)"):
+    """As they are written, before anything compiles; those of types of the user's own, as they are compiled."""
+    with pytest.raises(
+        SpecError, match=r"<fill>:4: parameter 4 \(by\): the kernel takes `double by`, the launcher passes f32"
+    ):
         make(KERNEL.replace("float by", "double by"))
+    with pytest.raises(CompileError, match=r"<fill>: parameter 4 \(by\): the kernel takes 8 bytes \(a float\)"):
+        make(KERNEL.replace("float by", "Factor by").replace("// Multiplies x.", "using Factor = double;"))
 
 
 def test_no_compiling_at_run_time_means_this_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from kvgen.errors import SpecError
 from kvgen.expr.nodes import ceil_div, evaluate, var
 from kvgen.expr.rules import parse_rule
 from kvgen.ops import Array, Custom, Scalar, Size
-from kvgen.ops.custom import entries
+from kvgen.plan.entries import entries
 from tests.custom.conftest import KERNEL
 
 

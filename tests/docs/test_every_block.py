@@ -17,7 +17,7 @@ from typing import Final
 
 import pytest
 
-from tests.cli.conftest import Folder
+from tests.cli.conftest import Folder, one_disassembly_a_cubin  # noqa: F401 - a fixture of this package as well
 from tests.cli.test_wheel import packed
 from tests.conftest import has_gpu
 from tests.docs.blocks import PAGES, ROOT
@@ -191,6 +191,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return folder
 
 
+@pytest.fixture(scope="module")
+def ran() -> set[str]:
+    """The commands that ran before, of all pages."""
+    return set()
+
+
 def typed(folder: Folder, line: str) -> None:
     """Run a line that a page shows: commands behind one another, each to end with 0; where no GPU is, --gpu says so."""
     for part in line.partition(">")[0].split("&&"):
@@ -204,9 +210,13 @@ def typed(folder: Folder, line: str) -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
-def test_its_commands_run(page: Path, project: Folder, tmp_path: Path) -> None:
+def test_its_commands_run(page: Path, project: Folder, ran: set[str], tmp_path: Path) -> None:
+    """Each once: pages that show the command of another share the project in which it ran."""
     new = 0
     for line in commands(page):
+        if line in ran:
+            continue
+        ran.add(line)
         verb = line.split()[1]
         model = "gpt_oss_20b" if "local=" in line else "llama_3_1_8b"  # one with local layers for an option about them
         config = ROOT / f"tests/models/configs/{model}.json"

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from kvgen.lowering.cache_header import cache_context
 from kvgen.lowering.lowered import lower
-from tests.forms import cover, form, held
+from tests.forms import alike, cover, form, held
 from tests.forms.drawing import EXECUTED, drawn
 from tests.forms.running import run
 from tests.support.harness import package
@@ -51,9 +51,18 @@ def test_every_drawn_form_is_executed() -> None:
 def test_tests_that_are_named_are_there(request: pytest.FixtureRequest) -> None:
     """Of every file that this run has whole."""
     given = request.config
-    if given.option.keyword or getattr(given.option, "lf", False) or any("::" in argument for argument in given.args):
+    chosen = given.option.keyword or given.option.op or getattr(given.option, "lf", False)
+    if chosen or any("::" in argument for argument in given.args):
         return
     assert not held.absent(request.session.items)
+    assert not alike.wrong(), "lines of tests/forms/alike.txt without a test, or that leave their function none"
+
+
+def test_what_a_campaign_alone_runs_is_executed_elsewhere() -> None:
+    """executed.txt names no test that `make test` leaves out: the forms are executed by those that stay."""
+    ids = alike.table()
+    assert ids == sorted(set(ids))
+    assert not set(ids) & {entry.test for entry in cover.table() if not entry.campaign}
 
 
 def test_every_field_of_contexts_is_known() -> None:

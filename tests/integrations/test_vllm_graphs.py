@@ -157,7 +157,7 @@ def test_a_replay_without_the_builder_shows(driver: GraphDriver) -> None:
     ranks.run_eager(size, [(40, 1), (7, 1)])
     graph.replay()
     assert ranks.differ() == ["out"]
-    with pytest.raises(FaultError, match="STALE: request 1 has 8 tokens now"):
+    with pytest.raises(FaultError, match=r"STALE: request 1 \(over lists: row 1\) has 8 tokens now"):
         ranks.gpu.faults.word.raise_if_set(ranks.gpu.stream)
 
 

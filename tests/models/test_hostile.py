@@ -414,7 +414,7 @@ def test_one_hostile_value_in_every_place(name: str) -> None:
     assert original == config(name), "a reader changed what it was given"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if "KVGEN_DRAWN" in os.environ else one_of_each_type())
 def test_one_field_missing(name: str) -> None:
     for key in config(name):
         spec_or_error(without(name, key))

@@ -126,6 +126,12 @@ def test_a_known_type_under_its_makers_class_name(model: str, named: str) -> Non
     assert f"{named} is a name of its makers': its attention is read as that of model_type " in text
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_vl_text", "glm4v_text"])
+def test_a_type_alone_has_no_note(model_type: str) -> None:
+    fields = {key: value for key, value in config("qwen2_5_7b").items() if key != "architectures"}
+    assert models.facts({**fields, "model_type": model_type}).notes == ()
+
+
 @pytest.mark.parametrize(
     ("model_type", "named"),
     [
@@ -257,6 +263,24 @@ def test_a_rope_object_beside_the_one_that_holds() -> None:
     assert with_rope(rope_type="linear", type="linear", factor=2.0).notes == ()
     trained = {**llama, "original_max_position_embeddings": 4096}
     assert models.facts(trained).notes == ("Not read: rope_scaling.original_max_position_embeddings.",)
+
+
+@pytest.mark.parametrize("value", ["abc", -3, math.nan, 7, [1]])
+@pytest.mark.parametrize("model_type", ["minimax_m2", "gptj", "codegen"])
+def test_a_field_that_belongs_beside_the_object(model_type: str, value: object) -> None:
+    """rotary_dim says how many elements turn beside the parameters; inside them nobody reads it."""
+    base = {
+        "model_type": model_type,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 2,
+        "hidden_size": 512,
+        "head_dim": 64,
+    }
+    base |= {"n_head": 8, "n_layer": 2, "n_embd": 512}
+    plain = models.facts({**base, "rope_parameters": {"rope_type": "default"}})
+    found = models.facts({**base, "rope_parameters": {"rope_type": "default", "rotary_dim": value}})
+    assert found == replace(plain, notes=("Not read: rope_parameters.rotary_dim.",))
+    assert models.facts(base).notes == ()
 
 
 def test_a_hostile_name_is_harmless_and_many_are_counted() -> None:

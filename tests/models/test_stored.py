@@ -286,6 +286,8 @@ def test_layers_that_are_stored_in_several_ways(tmp_path: Path) -> None:
     assert quants(text(layers_of_kinds(full="FP8"))) == {"gemma_full": FP8, "gemma_local": None}
     vision = {"vision_model.encoder.layers.0.self_attn": {"quant_algo": "FP8"}}
     assert "quant=" not in text({**MODELOPT, LISTED: vision, "kv_cache_quant_algo": None})
+    for none_of_this_model in (vision, {}, None):  # what holds is what is said of all
+        assert set(quants(text({**MODELOPT, LISTED: none_of_this_model})).values()) == {FP8}
     some = layers_of_kinds(full="FP8")
     some[LISTED]["language_model.model.layers.0.self_attn"] = {"quant_algo": "FP8"}
     with pytest.raises(
@@ -411,6 +413,11 @@ CHOOSE = "say with --kv-dtype how kvgen shall store KV"
         (
             {**COMPRESSED, "kv_cache_scheme": ["FP8"]},
             "quantization_config.kv_cache_scheme: got a list of 1; it must be a JSON object, such as {...}",
+        ),
+        (
+            {**MODELOPT, "kv_cache_scheme": "NVFP4"},
+            "quantization_config.kv_cache_quant_algo: it says fp8-static of KV, and quantization_config.kv_cache_scheme says "
+            f"nvfp4; {CHOOSE}",
         ),
         (
             {"quant_method": "fp8", "kv_cache_dtype": "fp8_e5m2"},

@@ -67,7 +67,7 @@ def test_heads_of_any_two_dims_have_a_block() -> None:
     ("name", "before", "rows"),
     [
         ("paged", (0, 0, 0, 0, 0), (1, 31, 32, 33, 64)),  # 32 rows of 4 heads are a tile of columns
-        ("paged", (0, 1, 15, 17, 300), (300, 63, 2, 129, 1)),
+        ("paged", (0, 1, 15, 17, 160), (130, 63, 2, 97, 1)),
         ("sglang", (64, 0, 1), (42, 43, 85)),
         ("window", (31, 200, 33), (1, 40, 64)),  # a window shorter than a tile
     ],
@@ -189,7 +189,8 @@ def test_what_is_said_of_a_wrong_step() -> None:
     held = 16 * found.scene.tables["page_table"].shape[1]
     found.scene.tables["lengths"][1] = held - 59
     assert str(describe(found.run()[2])) == (
-        f"LENGTH: request 1 has a length that its page table, its rows or its k_sealed cannot have (token {held + 1})"
+        f"LENGTH: request 1 (over lists: row 1) has a length or count that its page table, its list, its rows or its "
+        f"k_sealed cannot have (token or count {held + 1})"
     )
     with pytest.raises(ArgumentError, match="workspace: got one for 3 rows and q with 100; it must hold every row"):
         found.run(workspace=package(SETS["paged"]).extend.workspace(max_rows=3, multiprocessors=1))

@@ -195,7 +195,7 @@ def test_every_visit_reads_its_tokens_once_and_every_row_is_written_once() -> No
 
 def test_a_prompt_beside_requests_that_decode() -> None:
     """In a campaign one of 4,000 rows beside 60: each row is right, and nothing beside them changes."""
-    prompt, count = (4000, 60) if CAMPAIGN else (200, 6)
+    prompt, count = (4000, 60) if CAMPAIGN else (130, 4)
     totals = (prompt, *range(3 * prompt // 4, 3 * prompt // 4 + 10 * count, 10))
     rows = (prompt, *(1,) * count)
     step(SETS["llama"], replace(PLAIN, totals=totals, new=(0,) * len(rows), padding=3), rows).check(multiprocessors=132)

@@ -205,7 +205,7 @@ def test_without_turns_stages_are_even() -> None:
 @settings(max_examples=4 if "KVGEN_FAMILY" in os.environ else 2)
 @given(data=st.data())
 def test_drawn_steps(name: str, data: Any) -> None:
-    data.draw(steps(DRAWN[name], most=300)).check(lse=data.draw(st.booleans()))
+    data.draw(steps(DRAWN[name], most=300 if CAMPAIGN else 180)).check(lse=data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize("name", NVFP4 if "KVGEN_FAMILY" in os.environ else list(NVFP4)[:1])

@@ -195,3 +195,41 @@ def test_cross_attention(name: str, totals: tuple[int, ...], counts: tuple[int, 
     assert seen == [n for n, rows in zip(totals, counts, strict=True) for _ in range(rows)] + [0]
     empty = [i for i, n in enumerate(seen) if not n]
     assert not out[empty].astype(np.float32).any() and np.isneginf(lse[empty]).all()
+
+
+PACKED = KernelSet(
+    name="packed_ragged",
+    q_heads=4,
+    cache=presets.flash_attention_varlen(dtype="bf16", kv_heads=2, head_dim=32, row_elements=(4 + 2 * 2) * 32),
+    ops=(ops.Gather(), ops.Decode(), ops.Append()),
+)
+
+
+def test_views_of_packed_rows() -> None:
+    """K and V are views of rows q | k | v, as a fused projection leaves them: read there, and written without a touch of q."""
+    rng, offsets = np.random.default_rng(3), np.array([0, 7, 7, 40], np.int32)
+    qkv = rng.standard_normal((40, 8, 32)).astype(dtype("bf16").numpy())
+    keys, values = qkv[:, 4:6], qkv[:, 6:]
+    generated = package(PACKED)
+    with pytest.raises(ArgumentError, match=r"k_pool\[0\]: got stride 64 in dimension 0 .* it must be 256"):
+        generated.Cache([keys.copy()], [values], kv_offsets=offsets)
+    cache = generated.Cache([keys], [values], kv_offsets=offsets)
+    k_out, v_out = np.zeros_like(keys.copy()), np.zeros_like(values.copy())
+    q = qkv[[6, 6, 39], :4].copy()
+    out = np.zeros_like(q)
+    with machine(arch="sm_80", mode="check"):
+        generated.gather(cache[0], offsets, k_out, v_out)
+        generated.decode(cache[0], q, out)
+    assert k_out.tobytes() == keys.tobytes() and v_out.tobytes() == values.tobytes()
+    for b in (0, 2):
+        k, v = (x[offsets[b] : offsets[b + 1]].astype(np.float64).repeat(2, axis=1) for x in (keys, values))
+        scores = np.einsum("hd,nhd->hn", q[b].astype(np.float64), k) / 32**0.5
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        right = np.einsum("hn,nhd->hd", weights / weights.sum(axis=1, keepdims=True), v)
+        assert np.abs(out[b].astype(np.float64) - right).max() < 0.02
+    assert not out[1].any()
+    wanted, new = qkv.copy(), rng.standard_normal((2, 3, 2, 32)).astype(qkv.dtype)
+    wanted[[6, 38, 39], 4:6], wanted[[6, 38, 39], 6:] = new
+    with machine(arch="sm_80", mode="check"):
+        generated.append(cache[0], k=new[0], v=new[1], row_offsets=np.array([0, 1, 1, 3], np.int32))
+    assert qkv.tobytes() == wanted.tobytes()

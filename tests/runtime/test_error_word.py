@@ -27,7 +27,8 @@ ALL_ONES = 2**64 - 1
 MEANINGS = {
     Fault.PAGE_ID: "PAGE_ID: a page id outside the pool, at token 9 of request 5",
     Fault.POSITION: "POSITION: token 9 of request 5 lies past its page table, or past the angles of RoPE",
-    Fault.LENGTH: "LENGTH: request 5 has a length that its page table, its rows or its k_sealed cannot have (token 9)",
+    Fault.LENGTH: "LENGTH: request 5 (over lists: row 5) has a length or count that its page table, its list, its rows or "
+    "its k_sealed cannot have (token or count 9)",
     Fault.SLOT: "SLOT: row 9 has a slot outside the pool",
     Fault.ROW_OFFSETS: "ROW_OFFSETS: row offsets that decrease, pass the rows, or give request 5 too many rows (row 9)",
     Fault.TABLE: "TABLE: an index into the page table that leaves it, at token 9 of request 5",
@@ -36,7 +37,8 @@ MEANINGS = {
     Fault.OVERLAP: "OVERLAP: pair 9 writes to a page that another pair reads, or that an earlier one writes",
     Fault.PLAN: "PLAN: a workspace without a plan for this operation, batch and rows, or one that was overwritten",
     Fault.SCALE: "SCALE: v_global_scale is 0, negative or not finite at place 9 of its layer; what is made with it is NaN",
-    Fault.STALE: "STALE: request 5 has 9 tokens now, and the workspace was planned for another number; plan again",
+    Fault.STALE: "STALE: request 5 (over lists: row 5) has 9 tokens now, and the workspace was planned for another "
+    "number; plan again",
 }
 
 
@@ -58,6 +60,13 @@ def test_the_codes_are_the_kernels() -> None:
     text = (templates_root() / "device/base/fault.cuh").read_text(encoding="utf-8")
     kernels = dict(re.findall(r"^  (\w+) = (\d+),", text, re.MULTILINE))
     assert {name.upper(): int(code) for name, code in kernels.items() if code != "0"} == Fault.__members__
+
+
+def test_a_count_of_minus_one_is_shown_as_such() -> None:
+    """Kernels report 32 bits; no place is 2^31 or more."""
+    found = describe(word_of(Fault.LENGTH, 5, 2**32 - 1))
+    assert str(found).endswith("(token or count -1)") and found.position == 2**32 - 1  # type: ignore[union-attr]
+    assert "(token or count 2147483647)" in str(describe(word_of(Fault.LENGTH, 5, 2**31 - 1)))
 
 
 def test_requests_past_the_words_field_are_not_named_wrongly() -> None:

@@ -162,7 +162,7 @@ def test_a_plan_of_other_lengths_shows(both: Both) -> None:
     both.run_eager()
     graph.replay()
     assert both.differ() == ["out", "lse"]
-    with pytest.raises(FaultError, match="STALE: request 1 has 4 tokens now"):
+    with pytest.raises(FaultError, match=r"STALE: request 1 \(over lists: row 1\) has 4 tokens now"):
         both.words["cuda:0"].raise_if_set(STREAM)
 
 

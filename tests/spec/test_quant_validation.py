@@ -85,8 +85,8 @@ CASES: list[Case] = [
     (
         int4,
         {"recipe": "signs", "zero": True, "codebook": BOOK},
-        "codebook: got 16 numbers from -8.0 on; codes of 3 bits beside a sign stand for 8 numbers, ascending and finite; sort "
-        "them, or use lloyd_max(3, dim)",
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits beside a sign stand for 8 numbers, ascending and finite in f32; "
+        "sort them, or use lloyd_max(3, dim)",
     ),
     (int4, {"recipe": "norm"}, "recipe: got 'norm' without a codebook, whose codes norms scale; give codebook=(...)"),
     (
@@ -108,8 +108,8 @@ CASES: list[Case] = [
     (
         Quant,
         {"dtype": "i3", "scale_dtype": "f16", "codebook": BOOK},
-        "codebook: got 16 numbers from -8.0 on; codes of 3 bits stand for 8 numbers, ascending and finite; sort them, or use "
-        "lloyd_max(3, dim)",
+        "codebook: got 16 numbers from -8.0 on; codes of 3 bits stand for 8 numbers, ascending and finite in f32; sort them, or "
+        "use lloyd_max(3, dim)",
     ),
     (
         Quant,

@@ -254,7 +254,8 @@ SETS = {s.name: s for s in PRESETS + OTHERS + DRAWN}
 # axes, which tests/accessor addresses in every run: a campaign compiles and runs them too.
 _ALIKE = (
     "vllm_hnd", "flashinfer_nhd", "csr_lengths", "wide_f16", "dim_one", "page_64", "latent_kv",
-    "heads_outside", "splits_ring", "splits_csr", "layers_first", "drawn_1_3",
+    "heads_outside", "splits_ring", "splits_csr", "layers_first", "drawn_1_3", "vllm_interleaved", "vllm_packed", "tensorrt_llm",
+    "flash_attention", "heads_outermost", "flash_attention_varlen", "continuous_hnd", "max_f32",
 )  # fmt: skip
 CAMPAIGN = "KVGEN_FAMILY" in os.environ or "KVGEN_DRAWN" in os.environ
 RUN = {name: kernels for name, kernels in SETS.items() if CAMPAIGN or name not in _ALIKE}

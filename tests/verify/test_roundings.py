@@ -15,9 +15,10 @@ from kvgen.reference import Decoded, Scored
 from kvgen.spec.loader import load_file
 from kvgen.verify import oracles, run
 from kvgen.verify.batches import Case
+from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left
 from kvgen.verify.memory import HostMemory
-from kvgen.verify.oracles import ORACLES, Judged
+from kvgen.verify.oracles import ORACLES
 from kvgen.verify.run import Verifier
 
 ROOT: Final = Path(__file__).resolve().parents[2]

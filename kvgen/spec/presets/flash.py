@@ -149,13 +149,28 @@ def flash_attention(
 
 
 @preset
-def flash_attention_varlen(*, dtype: FloatName, kv_heads: int, head_dim: int, v_head_dim: int | None = None) -> Ragged:
+def flash_attention_varlen(
+    *,
+    dtype: FloatName,
+    kv_heads: int,
+    head_dim: int,
+    v_head_dim: int | None = None,
+    row_elements: int | None = None,
+) -> Ragged:
     """FlashAttention's flash_attn_varlen_func (2 and 3) without a page table: no cache, requests one after another.
 
     Two tensors per layer, K `[T, H, D]` and V `[T, H, Dv]` (3 only: Dv != D) for T tokens of all requests, strides
-    `(H*D, D, 1)`: rows without gaps, no views of a fused projection. Offsets: `cu_seqlens_k` i32 `[B + 1]` is `kv_offsets`;
+    `(H*D, D, 1)`. `row_elements`: rows are so many elements apart, as views of a fused projection are, q | k | v of
+    (q_heads + 2 * H) * D (flash_attn_varlen_qkvpacked_func has 3 * H * D). Offsets: `cu_seqlens_k` i32 `[B + 1]` is `kv_offsets`;
     queries are another sequence's, `cu_seqlens_q` their `row_offsets`. Also what FlashInfer's
     BatchPrefillWithRaggedKVCacheWrapper takes (`kv_indptr`), and encoders and cross attention. Source:
     hopper/flash_attn_interface.py and flash_attn/flash_attn_interface.py.
     """
-    return Ragged(dtype=dtype, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim, lengths_dtype="i32")
+    return Ragged(
+        dtype=dtype,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        lengths_dtype="i32",
+        row_elements=row_elements,
+    )

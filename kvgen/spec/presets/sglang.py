@@ -124,10 +124,13 @@ def sglang_indexer(
 
     A tensor per layer, `index_k_with_scale_buffer` u8 `[N, P*128 + P*4]` with P = 64: strides in bytes `(P*132, 1)`. A
     page: P*128 e4m3 | P f32. Table: page ids i32 `[B, max_pages]`, which SGLang derives from `req_to_token` (slot /
-    64). Lengths as `sglang`. `recipe`: "pow2", as DeepSeek's models ask; "amax", what SGLang's own writer of V4 keeps.
-    `rate`: keys of so many tokens, P of them a page. Source: python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh;
-    python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool (DSATokenToKVPool in 0.5.23).
+    64). Lengths as `sglang`. `recipe`: "pow2", as DeepSeek's models ask; "amax", what SGLang's own writer of V4 keeps. Both
+    count amax as 1e-4 at least. `rate`: keys of so many tokens, P of them a page. Source:
+    python/sglang/jit_kernel/csrc/deepseek_v4/store.cuh; python/sglang/srt/mem_cache/memory_pool.py, NSATokenToKVPool
+    (DSATokenToKVPool in 0.5.23).
     """
+    block = Block(dim=min(128, head_dim))
+    quant = Quant(dtype="e4m3", scale_dtype="f32", block=block, recipe=recipe, amax_min=1e-4, place="page")
     return Paged(
         dtype=dtype,
         kv_heads=1,
@@ -139,7 +142,7 @@ def sglang_indexer(
         lengths="after",
         lengths_dtype="i64",
         stores="k",
-        quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=min(128, head_dim)), recipe=recipe, place="page"),
+        quant=quant,
     )
 
 
