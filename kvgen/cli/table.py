@@ -73,14 +73,17 @@ class Table:
                 _GAP + n for n, c in zip(wide[i + 1 :], self.columns[i + 1 :], strict=True) if not (c.prose or c.spare)
             )
             left = room - used - gap
-            least = min(wide[i], _LEAST) if column.prose else wide[i]
+            least = wide[i]
+            if column.prose:  # its longest word is whole
+                words_of = (word for row in self.rows for word in row[i].split())
+                least = max(min(wide[i], _LEAST), *map(len, words_of), 0)
             if column.spare and width is not None and left < least:
                 continue
             if i and width is not None and left < least:  # in a pipe a row is a line, but for prose
                 lines.append([])
                 used, left = _INDENT, room - _INDENT
                 gap = 0
-            size = min(wide[i], max(left - (rest if left - rest >= least else 0), least)) if column.prose else wide[i]
+            size = max(least, min(wide[i], left - (rest if left - rest >= least else 0))) if column.prose else wide[i]
             lines[-1].append((i, size))
             used += gap + size
         return lines
