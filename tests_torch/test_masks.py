@@ -17,7 +17,7 @@ from transformers.masking_utils import (
     create_sliding_window_causal_mask,
 )
 
-from kvgen.errors import ArgumentError
+from kvgen.errors import ArgumentError, ConfigError
 from kvgen.integrations.transformers import KvgenCache
 from kvgen.integrations.transformers.masks import check_mask
 from kvgen.integrations.transformers.versions import ARGUMENT
@@ -130,19 +130,22 @@ def test_a_mask_without_the_causal_part() -> None:
 def test_a_model_whose_tokens_see_later_ones() -> None:
     """`config.is_causal = False` makes decoder models encoders; with transformers' mask or one of the caller's own."""
     model = model_of("Llama")
-    model.config.is_causal = False
     model.set_attn_implementation("kvgen")
     ids = prompts((5, 3))["input_ids"]
+    first, second, third = (KvgenCache(model.config, 16, dtype=model.dtype) for _ in range(3))
+    model.config.is_causal = False
+    with pytest.raises(ConfigError, match=r"^is_causal: got false; tokens see later ones"):
+        KvgenCache(model.config, 16, dtype=model.dtype)
     with torch.no_grad():
         with pytest.raises(
             ArgumentError, match=r"^mask_function: got bidirectional_mask_function \(config.is_causal = False"
         ):
-            model(ids, **{ARGUMENT: KvgenCache(model.config, 16, dtype=model.dtype)})
+            model(ids, **{ARGUMENT: first})
         with pytest.raises(
             ArgumentError, match=r"^config.is_causal: got False, tokens that see later ones; kernels of"
         ):
             whole = torch.ones(2, 1, 5, 5, dtype=torch.bool)
-            model(ids, attention_mask=whole, **{ARGUMENT: KvgenCache(model.config, 16, dtype=model.dtype)})
+            model(ids, attention_mask=whole, **{ARGUMENT: second})
         model.config.is_causal = True
         with pytest.raises(ArgumentError, match=r"^attention_mask: got 4 dimensions; padding is"):
-            model(ids, attention_mask=whole, **{ARGUMENT: KvgenCache(model.config, 16, dtype=model.dtype)})
+            model(ids, attention_mask=whole, **{ARGUMENT: third})
