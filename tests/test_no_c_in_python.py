@@ -38,7 +38,7 @@ RULES = {
     "a literal": r"\b(?:0x\w+|\d+(?:u|ull)|\d+\.0f|x0(?:u|ull|f))\b|\bnullptr\b|\bkU32Max\b|~0",
 }
 # Texts that people read: by the argument or variable that takes them, by backticks, or as a sentence.
-WORDS = ("doc", "title", "field", "fields", "which")
+WORDS = ("doc", "title", "field", "fields", "which", "valid")
 SENTENCE = re.compile(r"`|^[A-Z][a-z]* .*\.$")
 
 
