@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvgen.lowering.model_facts import rope_source, scale_source
 from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
-from kvgen.ops.model_facts import rope_source, scale_source
 from kvgen.spec.base import as_written
 from kvgen.spec.kernel_set import KernelSet, Op
 

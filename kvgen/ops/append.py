@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field
 
+from kvgen.lowering.model_facts import StoredRows, check_rows
 from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.new_rows_rules import check_new_rows, resolve_rope
 from kvgen.lowering.row_kernel import row_kernel
-from kvgen.ops.model_facts import StoredRows, check_rows
 from kvgen.plan.kernel import KernelPlan
 from kvgen.spec.kernel_set import KernelSet, Op
 from kvgen.spec.model import Rope

@@ -12,10 +12,10 @@ from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_angles, resolve_rope
+from kvgen.lowering.partners import check_partners
 from kvgen.lowering.rope_norm import HeadContext, RopeContext, decimal, lanes_of, rope_context, width_of
 from kvgen.ops.append import Append
 from kvgen.ops.merge_states import values_dim
-from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.kernel_set import KernelSet, Op

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.ops.model_facts import check_listed_window
+from kvgen.lowering.model_facts import check_listed_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Scalar, Size
 from kvgen.spec.cache import Cache

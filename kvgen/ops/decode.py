@@ -28,9 +28,9 @@ from kvgen.lowering.attention.split_kv import (
     row_offsets,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.model_facts import Attention, check_attention, softmax_scale
+from kvgen.lowering.partners import check_window
 from kvgen.ops.base import specified
-from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
-from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan

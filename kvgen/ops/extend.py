@@ -22,10 +22,10 @@ from kvgen.lowering.attention.split_kv import (
     plan_digest,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.model_facts import Attention, check_attention, softmax_scale
+from kvgen.lowering.partners import check_window
 from kvgen.ops.base import specified
 from kvgen.ops.decode import Decode
-from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
-from kvgen.ops.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan

@@ -18,7 +18,7 @@ from kvgen.lowering.attention.indexer import (
 )
 from kvgen.lowering.attention.split_kv import new_in_length, row_offsets
 from kvgen.lowering.cache_struct import ERRORS, entry_name
-from kvgen.ops.partners import check_partners
+from kvgen.lowering.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.spec.cache import Cache

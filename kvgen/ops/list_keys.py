@@ -10,9 +10,9 @@ from pydantic import Field
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.model_facts import check_listed_window
 from kvgen.lowering.new_rows_rules import check_one_place
-from kvgen.ops.model_facts import check_listed_window
-from kvgen.ops.partners import check_window
+from kvgen.lowering.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
 from kvgen.spec.kernel_set import KernelSet, Op

@@ -8,10 +8,10 @@ from typing import ClassVar, Final, Literal
 from kvgen.expr.nodes import ceil_div, const, var
 from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.lowering.cache_struct import entry_name
+from kvgen.lowering.partners import check_partners
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
-from kvgen.ops.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Access, Array, Param, Size
 from kvgen.spec.cache import Cache

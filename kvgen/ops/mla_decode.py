@@ -28,8 +28,8 @@ from kvgen.lowering.attention.split_kv import (
 )
 from kvgen.lowering.attention.wgmma import CHUNK_MULTIPLE, applies, others, wgmma_file, with_warpgroups
 from kvgen.lowering.cache_struct import ERRORS, entry_name
+from kvgen.lowering.model_facts import Attention, check_attention, softmax_scale
 from kvgen.ops.base import specified
-from kvgen.ops.model_facts import Attention, check_attention, softmax_scale
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan

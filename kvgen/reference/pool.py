@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
 from kvgen.reference.elements import Elements, Padded, Raw, cut, in_tiles, typed, without_dim, words
+from kvgen.reference.faults import FaultLog
 from kvgen.reference.segments import Coded, Part, Plain
 from kvgen.reference.tables import Place
 from kvgen.spec.cache import Cache
@@ -140,6 +141,17 @@ class Rows:
         size, (part,) = self.residual, self.parts
         group = [new[p - before] if p >= before else self.tail[b, p % size] for p in range(first, first + size)]
         part.write(place, first % self.tokens, np.stack(group))
+
+
+def scales_word(rows: Sequence[Rows]) -> int:
+    """The error word of K's and V's given scales of a layer: 0 where all are scales. Kernels that read or write values by them
+    report it beside their own faults, of which the larger word stays."""
+    faults = FaultLog()
+    for role, one in enumerate(rows):
+        for part in one.parts:
+            if isinstance(part, Coded):
+                part.report_scales(role, faults)
+    return faults.word
 
 
 def _joined(parts: list[Raw]) -> Raw:

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.elements import Elements, Raw
+from kvgen.reference.faults import FaultLog
 from kvgen.reference.quant import choose, corrected, dequantize, norms, quantize
 from kvgen.reference.tables import Place
+from kvgen.runtime.faults import Fault
 from kvgen.spec.quant import Quant
 
 # Scales and zeros `[blocks of heads, blocks of dims]`; None where there are none.
@@ -125,6 +127,15 @@ class Coded:
     def numbers_run(self, place: Place, first: int, count: int) -> NDArray[np.float64]:
         """`[T, heads, dim]` of `count` tokens from `first`, dequantized, rounded to f32 and no further."""
         return np.stack([self.numbers(place, token) for token in range(first, first + count)])
+
+    def report_scales(self, role: int, faults: FaultLog) -> None:
+        """Report the first given scale that is none, as of K (0) or V (1), and the scale above all blocks (4, 5)."""
+        given, _ = self._stored(None) if self.given is not None else (None, None)
+        bad = np.isnan(given.astype(np.float64)).reshape(-1) if given is not None else np.zeros(1, bool)
+        if bad.any():
+            faults.add(Fault.SCALE, role, int(bad.argmax()))
+        if self._factor is not None and np.isnan(self._factor):
+            faults.add(Fault.SCALE, 4 + role, 0)
 
     @property
     def _factor(self) -> float | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Latent
+from kvgen.spec.cache import Cache
 from kvgen.spec.model import Indexer, Model
 
 
-def check_cache(model: Model, cache: AnyCache, q_heads: int, *, scores: bool) -> None:
+def check_cache(model: Model, cache: Cache, q_heads: int, *, scores: bool) -> None:
     """Raise ValueError where the cache has rows that no layers of the model have. `scores`: they are an indexer's keys."""
     if scores:
         _check_indexer(model, cache, q_heads)
-    elif isinstance(cache, Latent) and model.mla is not None:
+    elif cache.latent_part and model.mla is not None:
+        latent = cache.head_dim - cache.rope_part
         for field, mine, name, its in (
-            ("latent_dim", cache.latent_dim, "kv_lora_rank", model.mla.kv_lora_rank),
-            ("rope_dim", cache.rope_dim, "qk_rope_head_dim", model.mla.qk_rope_head_dim),
+            ("latent_dim", latent, "kv_lora_rank", model.mla.kv_lora_rank),
+            ("rope_dim", cache.rope_part, "qk_rope_head_dim", model.mla.qk_rope_head_dim),
         ):
             if mine != its:
                 raise ValueError(
@@ -29,13 +29,13 @@ def _indexers(model: Model) -> list[Indexer]:
     return [one for one in (model.indexer, *own) if one is not None]
 
 
-def _check_indexer(model: Model, cache: AnyCache, q_heads: int) -> None:
+def _check_indexer(model: Model, cache: Cache, q_heads: int) -> None:
     """Keys and heads of an indexer are those of some layer's."""
     found = {(one.heads, one.dim) for one in _indexers(model)}
-    if found and (q_heads, getattr(cache, "head_dim", 0)) not in found:
+    if found and (q_heads, cache.head_dim) not in found:
         has = " or ".join(f"{heads} heads of {dim}" for heads, dim in sorted(found))
         raise ValueError(
-            f"q_heads: got {q_heads} over keys of {getattr(cache, 'head_dim', 0)} with indexer scores, and the set's model has "
+            f"q_heads: got {q_heads} over keys of {cache.head_dim} with indexer scores, and the set's model has "
             f"indexers of {has}; give both the same"
         )
 

@@ -208,8 +208,8 @@ class KernelSet(Spec):
     def _consistent(self) -> KernelSet:
         self._check_layers()
         self._check_heads()
-        if self.model is not None:
-            check_cache(self.model, self.cache, self.q_heads, scores=any(op.scores_keys for op in self.ops))
+        if self.model is not None and not self.cache.states:
+            check_cache(self.model, self.kv, self.q_heads, scores=any(op.scores_keys for op in self.ops))
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})

@@ -16,6 +16,8 @@ def worded(error: BaseException) -> tuple[str, str]:
         return "", text
     if isinstance(error, ImportError) and (match := _IMPORT.match(text)):
         return "", _no_such_name(match[1], match[2])
+    if isinstance(error, MemoryError) and not text:
+        return "", "MemoryError: this line asks for more memory than there is"
     return "", f"{type(error).__name__}: {text}"
 
 

@@ -45,7 +45,7 @@ def _quant(draw: Draw, *, zero: bool = False) -> Quant:
 
 def _paged(draw: Draw, *, tables: tuple[Any, ...] = (Dense(), CSR()), **fields: Any) -> Paged:
     page = {"page_size": draw.choice((4, 8, 16, 5)), "table": draw.choice(tables)}
-    if isinstance(page["table"], Indirect):
+    if page["table"].token_slots:
         page["page_size"] = 1
     given = {"dtype": draw.choice(_FLOATS), "kv_heads": draw.choice((1, 2)), "head_dim": draw.choice((32, 64))}
     return Paged(**({"lengths": draw.choice(("before", "after"))} | given | page | fields))

@@ -97,6 +97,7 @@ constexpr const char* name_of(Fault fault) {
     case Fault::overlap: return "overlap";
     case Fault::plan: return "plan";
     case Fault::stale: return "stale";
+    case Fault::scale: return "scale";
   }
   return "no fault that kernels report: the word was not 0 before the first launch";
 }

@@ -151,15 +151,17 @@ def _sums(arrays: Arrays) -> dict[str, Wanted]:
 
 
 def _scales_inputs() -> dict[str, Array]:
-    """Zero, a subnormal number and infinity among them: each is the factor as it is."""
+    """Zero, a subnormal number, infinity and a negative one among them."""
     x = np.random.default_rng(231).normal(0, 3, 32).astype(np.float32)
     x[:4] = [0, 1e-40, np.inf, -1]
     return {"in": pattern(x), "out": np.full((32, 2), UNUSED, np.uint32)}
 
 
 def _scales(arrays: Arrays) -> dict[str, Wanted]:
-    ones = np.ones(32, np.float32).view(np.uint32)
-    return {"out": exact(np.stack([arrays["in"], ones], axis=1))}
+    """Each is the factor as it is, but NaN where it is no scale."""
+    x = arrays["in"].view(np.float32)
+    factor = np.where(np.isfinite(x) & (x > 0), x, np.float32(np.nan))
+    return {"out": Wanted(pattern(np.stack([factor, np.ones(32, np.float32)], axis=1)), Rule("f32", any_nan=True))}
 
 
 def _unclaimed_inputs() -> dict[str, Array]:

@@ -11,7 +11,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from tests.golden_gpu.compare import Wanted
+from tests.golden_gpu.compare import Rule, Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import DTYPES, Array
 from tests.golden_gpu.oracle import PACKED, floats, quant
@@ -115,7 +115,7 @@ def stored(run: Run, x: Array, scales: Array) -> tuple[Array, Array, Array]:
         mine = x[block].reshape(len(x), -1)
         scale, zero = None, None
         if given:
-            scale = scales[:, place]
+            scale = np.where(scales[:, place] > 0, scales[:, place], np.array(np.nan, scales.dtype))
         elif run.kind is not None:
             scale, zero = quant.choose(mine, run.spec, run.kind, run.recipe, run.zero, level)
             scales[:, place] = scale
@@ -157,7 +157,8 @@ def _wanted(run: Run, arrays: Arrays) -> dict[str, Wanted]:
         return found
     first = np.zeros((PAGES * TOKENS, HEADS, DIMS), kind)
     for block, place in run.blocks():
-        first[block] = scales[:, place, None, None]
+        given = scales[:, place, None, None]
+        first[block] = given if run.recipe != "given" else np.where(given > 0, given, np.array(np.nan, kind))
     found["found"] = floats(first.reshape(-1)[::8], run.kind)
     if run.recipe != "given":
         found["scales"] = floats(scales.reshape(-1), run.kind)
@@ -174,12 +175,52 @@ def _pad(arrays: Arrays) -> dict[str, Wanted]:
     return {"scales": exact(found)}
 
 
+# Layers of four scales, of which the first is none in some.
+LAYERS = np.array(
+    [[0, 1, 2, 3], [1, 2, 3, 4], [1, -1, 0, 1], [1, 1, np.nan, 1], [1, 1, 1, np.inf], [1e-30, 1, 1, 1]], np.float32
+)
+
+
+def _scales_inputs() -> dict[str, Array]:
+    return {
+        "in": pattern(LAYERS),
+        "out": np.zeros((len(LAYERS), 2, 4), np.uint32),
+        "errors": np.zeros(len(LAYERS), np.uint64),
+        "first": np.zeros(1, np.uint64),
+    }
+
+
+def _usable(x: Array) -> Array:
+    return np.where(np.isfinite(x) & (x > 0), x, np.float32(np.nan))
+
+
+def _scales(_: Arrays) -> dict[str, Wanted]:
+    """Factors, NaN where a scale is none; and the first such scale of a layer: SCALE, 12, of K, 0, or of q, 2."""
+    bad = np.isnan(_usable(LAYERS))
+    words = [~(int(row.argmax()) << 32 | 12) % 2**64 if row.any() else 0 for row in bad]
+    factors = np.stack([_usable(LAYERS), _usable(-LAYERS)], axis=1)
+    return {
+        "out": Wanted(pattern(factors), Rule("f32", any_nan=True)),
+        "errors": exact(np.array(words, np.uint64)),
+        "first": exact(np.array([~(2 << 8 | 12) % 2**64], np.uint64)),
+    }
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     tail = [struct.pack("<f", GLOBAL)]
     pad = Probe("library_segment_pad", "segment", "segment_pad", _pad_inputs, _pad, TOKENS)
     return [
         pad,
+        Probe(
+            "library_segment_given_scales",
+            "segment",
+            "segment_given_scales",
+            _scales_inputs,
+            _scales,
+            32,
+            (len(LAYERS), 1, 1),
+        ),
         *(
             Probe(f"library_{name}", "segment", name, partial(_inputs, run), partial(_wanted, run), 192, tail=tail)
             for name, run in RUNS.items()

@@ -131,11 +131,12 @@ def test_what_only_a_gpu_can_tell_is_asked_first() -> None:
     )
 
 
-ONLY_CONSTANTS = {"warpgroups", "tensor_map", "page_addresses"}  # headers without functions
+ONLY_CONSTANTS = {"full_blocks", "warpgroups", "tensor_map", "page_addresses"}  # headers without functions
 # Header -> the texts that call its functions, each of which a probe launches.
 KERNELS = "tests/golden_gpu/kernels"
 CALLED_IN = {
-    **dict.fromkeys(("types", "fault", "launch", "copy"), (f"{KERNELS}/device_library.cu",)),
+    **dict.fromkeys(("types", "launch", "copy"), (f"{KERNELS}/device_library.cu",)),
+    "fault": tuple(f"{KERNELS}/{name}.cu" for name in ("device_library", "columns", "segment")),
     **dict.fromkeys(("fp8", "fp4"), (f"{KERNELS}/elements.cu",)),
     **dict.fromkeys(("bytes", "elements", "integers"), (f"{KERNELS}/elements.cu", f"{KERNELS}/narrow.cu")),
     "index": (f"{KERNELS}/device_library.cu", f"{KERNELS}/copy_rows.cu"),

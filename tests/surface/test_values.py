@@ -141,9 +141,11 @@ def test_values(name: str) -> None:
         codes = [np.float32(pool[scene.at(role, page, token, head, d)]) for d in (dim, dim + 1)]
         place = scene.scale_at(role, b, token, head, dim)
         scale = np.float32(place[0][place[1]]) if place else np.float32(0)
-        values = [code * scale for code in codes] if place else codes
-        assert [f["value0"], f["value1"]] == values
-        assert [f["page0"], f["page1"]] == values
+        # A scale of the caller's that is 0 or negative is none: values are NaN.
+        factor = np.float32(np.nan) if scene.given and place and not scale > 0 else scale
+        values = [code * factor for code in codes] if place else codes
+        np.testing.assert_array_equal([f["value0"], f["value1"]], values)
+        np.testing.assert_array_equal([f["page0"], f["page1"]], values)
         assert [f["code0"], f["code1"]] == (codes if place else [0, 0])
         assert (f["scale"], f["zero"]) == (scale, 0)
     assert good > 40

@@ -40,7 +40,7 @@ __device__ __forceinline__ void attend(const Cache<typename Tile::K, typename Ti
     float qk_scale = 0.5f * kLog2e;
     QueryColumn<Tile> x;
     x.load(q + ((chunk.row + column.i) * kQHeads + column.q_head) * kDims, column.live);
-    if constexpr (kScaled == Scaled::channels) x.multiply_channels(cache, kHead);
+    if constexpr (kScaled == Scaled::channels) qk_scale *= x.multiply_scales(cache, kHead);
     if constexpr (kScaled != Scaled::never) {
       qk_scale *= TileShape<Tile>::Keys::kFactor;
       x.normalize(qk_scale);

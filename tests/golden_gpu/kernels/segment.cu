@@ -160,3 +160,27 @@ struct PaddedE4m3 : Run<e4m3, e8m0, Recipe::pow2> {
 extern "C" __global__ void segment_pad(uint8_t* scales) {
   store_scale_pad<PaddedE4m3>(Cache{0.0f}, PageRef{scales, scales, nullptr, 0, Fault::none, true}, threadIdx.x);
 }
+
+// Scales of the caller's: two heads and 16 dims share one; a block has the scales of a layer.
+struct GivenCache {
+  static constexpr uint32_t kHeads = 4;
+  const float* scales;
+};
+struct GivenRun {
+  using Scale = float;
+  using ScalePointer = const float*;
+  static constexpr Recipe kRecipe = Recipe::given;
+  static constexpr uint32_t kSize = 24, kBlockDims = 16, kBlockHeads = 2;
+  __device__ static ScalePointer scales(const GivenCache& cache, const PageRef&) { return cache.scales; }
+  __device__ static constexpr uint32_t scale_offset(uint32_t, uint32_t head, uint32_t dim) { return head / 2 * 2 + dim / 16; }
+};
+extern "C" __global__ void segment_given_scales(const float* in, float* out, uint64_t* errors, uint64_t* first) {
+  const GivenCache cache{in + 4 * blockIdx.x};
+  const PageRef none{nullptr, nullptr, nullptr, 0, Fault::none, true};
+  report_scales<GivenRun>(cache, none, GivenScale::k, GivenScale::k_global, errors + blockIdx.x);
+  report_scale(in, GivenScale::q, first);  // the first thread of all
+  if (threadIdx.x < 4) {
+    out[8 * blockIdx.x + threadIdx.x] = scale_value<GivenRun>(cache.scales[threadIdx.x]);
+    out[8 * blockIdx.x + 4 + threadIdx.x] = usable_scale(-cache.scales[threadIdx.x]);
+  }
+}

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvgen.lowering.lowered import lower
 from kvgen.spec.base import as_written
 from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import Ring
 
 
 def check_partners(op: Op, field: str, mine: Any, partners: Sequence[tuple[Op, str, Any]], rule: str) -> None:
@@ -29,9 +29,9 @@ def check_partners(op: Op, field: str, mine: Any, partners: Sequence[tuple[Op, s
 
 def check_window(op: Op, field: str, tokens: int | None, kernels: KernelSet) -> None:
     """Raise ValueError where a row would see more tokens than a ring keeps."""
-    table = kernels.kv.page_table
-    if isinstance(table, Ring) and tokens is not None and tokens > table.window:
+    kept = lower(kernels.kv).table.window  # 0: all
+    if kept and tokens is not None and tokens > kept:
         raise ValueError(
-            f"{field}: got {tokens} in {op.name} with table=Ring(window={table.window}), which keeps the newest {table.window} "
-            f"tokens of a request; give at most {table.window}, or a ring of {tokens}"
+            f"{field}: got {tokens} in {op.name} with table=Ring(window={kept}), which keeps the newest {kept} tokens of a "
+            f"request; give at most {kept}, or a ring of {tokens}"
         )
