@@ -207,7 +207,7 @@ class Coded:
             quant.scale_dtype,
             quant.recipe,
             quant.zero,
-            self.global_scale,
+            self._factor,
             amax_min=quant.amax_min,
             scale_min=quant.scale_min,
             codebook=quant.codebook,
