@@ -142,7 +142,7 @@ def init(
 
 
 def _next(output: Path) -> str:
-    """What makes kernels of a spec that was just written: a build finds it in the project's folder of specs alone."""
+    """The next command for a spec that was just written: a build finds specs in the project's folder of specs alone."""
     from kvgen.cli.settings import settings
     from kvgen.config import find_config
     from kvgen.errors import ConfigError

@@ -6,7 +6,6 @@ from typing import Final
 
 from kvgen.lowering.model_facts import rope_source, scale_source
 from kvgen.lowering.new_rows_rules import resolve_rope
-from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
@@ -28,6 +27,6 @@ def op_fields(kernels: KernelSet, op: Op) -> list[dict[str, str]]:
             found[name] = (as_written(resolve_rope(value, kernels)), rope_source(value))
         elif name in op.model_fields_set and name != "name":
             found.setdefault(name, (as_written(value), "spec"))
-        elif name in _ATTENTION and not isinstance(op, Append):
+        elif name in _ATTENTION:
             found[name] = (as_written(value), "default")
     return [{"field": name, "value": value, "from": source} for name, (value, source) in found.items()]

@@ -62,7 +62,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Checked:
-    """What is wrong with a wheel, the sets that it has, the lines of pyproject.toml that mend what is missing, and of how many
+    """Faults of a wheel, the sets that it has, the lines of pyproject.toml that mend what is missing, and of how many
     kernels and architectures there is a cubin in it, or none."""
 
     findings: list[Finding]

@@ -30,7 +30,7 @@ def header_folder() -> Path | None:
 
 
 def missing(major: int) -> str:
-    """What to do where there are none, for an NVRTC of this major version."""
+    """Advice where there are none, for an NVRTC of this major version."""
     return (
         f"NVIDIA's headers are not on this machine; install them with `pip install 'cuda-toolkit[cudart]=={major}.*'`"
     )

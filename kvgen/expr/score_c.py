@@ -233,7 +233,7 @@ class Printer:
         return f"{' && '.join(guards)} ? {text} : {'0.0f' if value.kind == 'float' else '0'}", _TIGHT["where"]
 
     def _guarded(self, load: Value) -> list[bool]:
-        """Of each index, whether it may lie outside of its axis."""
+        """One bool an index: it may lie outside of its axis."""
         shape = self._names.tensors[load.payload].shape
         return [not self._fits(index, axis) for index, axis in zip(load.args, shape, strict=True)]
 

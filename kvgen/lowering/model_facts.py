@@ -64,9 +64,7 @@ def _of_kind(model: Model, kind: Kind, head_dim: int) -> LayerFacts:
 
 
 def _of_layers(model: Model, name: str, head_dim: int, *, alike: bool) -> LayerFacts:
-    fields = ("scale", "mla", "query_pre_attn_scalar") if model.scale is not None or model.mla is not None else (
-        "query_pre_attn_scalar",
-    )  # fmt: skip
+    fields = ("scale", "mla", "query_pre_attn_scalar")
     named = next((field for field in fields if getattr(model, field) is not None), "")
     return LayerFacts(
         "" if alike else f" on its {name!r} layers", model.softmax_scale(head_dim), named, model.logit_softcap, model.sinks,

@@ -148,7 +148,7 @@ _OTHER_MODELS: Final = re.compile(r"(?:\A|\.)(?:vision|visual|audio)")
 
 @dataclass(frozen=True)
 class _Said:
-    """What the files of a checkpoint say of its KV: the config and its text model's object (`places`), and
+    """KV precision as the files of a checkpoint state it: the config and its text model's object (`places`), and
     hf_quant_config.json (`beside`)."""
 
     places: Sequence[Fields]
@@ -156,7 +156,7 @@ class _Said:
     beside: Mapping[str, Any] | None
 
     def of(self, kind: LayerFacts) -> _Word:
-        """What they say of a kind of layers: "auto" and None where they say nothing. ConfigError where they differ."""
+        """KV precision of a kind of layers: "auto" and None where the files say nothing. ConfigError where they differ."""
         layers = self._layers(kind)
         own = next((word for config in self._objects() if (word := _word(config, layers)) != _NOTHING), _NOTHING)
         try:
@@ -187,7 +187,7 @@ class _Said:
 
 
 def _word(config: Fields, layers: Sequence[int]) -> _Word:
-    """What an object says of the KV of these layers: "auto" and None where it says nothing.
+    """KV precision of these layers as an object states it: "auto" and None where it says nothing.
 
     Read are compressed-tensors' kv_cache_scheme, ModelOpt's kv_cache_quant_algo and kv_cache_quantized_layers (also inside
     `quantization`, as its hf_quant_config.json has them) and Quark's descriptions of the outputs of k_proj and v_proj.
@@ -211,7 +211,7 @@ def _word(config: Fields, layers: Sequence[int]) -> _Word:
 
 
 def _of_all_layers(place: Fields) -> Iterator[_Word]:
-    """What kv_cache_scheme, an object or an algorithm's name, and kv_cache_quant_algo say."""
+    """KV precision by kv_cache_scheme, an object or an algorithm's name, and by kv_cache_quant_algo."""
     if isinstance(place.values.get("kv_cache_scheme"), str):
         yield _algorithm(place, "kv_cache_scheme")
     elif (scheme := place.object("kv_cache_scheme")) is not None:
@@ -251,7 +251,7 @@ def _listed(place: Fields) -> dict[int, _Word]:
 
 
 def _by_layer(place: Fields, listed: Mapping[int, _Word], layers: Sequence[int]) -> _Word:
-    """What is said of the KV of these layers, of which those that are not listed are not quantized. Layers of one kind share a
+    """KV precision stated for these layers, of which those that are not listed are not quantized. Layers of one kind share a
     cache: ConfigError where they are stored in several ways."""
     found = [listed.get(layer, _NOTHING)[:2] for layer in layers]
     other = next((i for i, word in enumerate(found) if word != found[0]), None)

@@ -165,7 +165,7 @@ class Decode(Op):
 
     @property
     def description(self) -> str:
-        """What this one does, of all that one could."""
+        """The launcher's docstring: the operation, with the fields that its spec gives."""
         return specified(self)
 
     def kernel_names(self) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _written(code: str, begin: int) -> list[str] | None:
 
 
 def _plain(its: str) -> bool:
-    """Whether a type is one name, or several of C's own: any other word may be the preprocessor's."""
+    """True for a type of one name, or of several of C's own: any other word may be the preprocessor's."""
     first, *words = re.sub(r"<.*>", "", its).split() or [""]
     return not words or {first, *words} <= _WORDS or (first in ("struct", "enum", "class") and len(words) == 1)
 
@@ -113,7 +113,7 @@ def _type(text: str) -> str:
 
 
 def _fits(text: str, kind: str) -> bool:
-    """Whether a parameter may be what the launcher passes: True for types that the text does not explain."""
+    """True where a parameter may be what the launcher passes, also for types that the text does not explain."""
     its = _type(text)
     if its == "*":
         return kind in _PASSED and _PASSED[kind] == 8

@@ -170,7 +170,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias, or the
+    """Steps done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias, or the
     mean squares `[T]` that the call brings; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
     rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE

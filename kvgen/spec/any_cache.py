@@ -60,6 +60,6 @@ class AnyCache(Spec):
 
     @property
     def given_scales(self) -> bool:
-        """Whether a call brings scales of K or V, or the one above all blocks."""
+        """True where a call brings scales of K or V, or the one above all blocks."""
         quants = [quant for quant in self.quants.values() if quant is not None and quant.scale_dtype is not None]
         return any(quant.scale == "given" or quant.recipe == "global" for quant in quants)

@@ -92,7 +92,7 @@ class RmsNorm(Spec):
 
     @property
     def given(self) -> bool:
-        """Whether the call brings the mean square."""
+        """True where the call brings the mean square."""
         return self.mean_square == "given"
 
     def weights(self, heads: int, head_dim: int) -> int:
@@ -125,7 +125,7 @@ class LayerNorm(Spec):
 
     @property
     def given(self) -> bool:
-        """Whether the call brings the mean square: never."""
+        """False: no call brings the mean square of a layer norm."""
         return False
 
     @property

@@ -17,7 +17,7 @@ from kvgen.runtime import Fault
 from kvgen.verify.judged import Judged
 
 Raw = NDArray[Any]
-# What an output may be off by where the spec does not say it, relative to numbers above 1, absolutely below.
+# Tolerance of an output where the spec gives none, relative to numbers above 1, absolutely below.
 TOLERANCES: Final = {"f32": 2e-5, "f16": 2e-3, "bf16": 1.6e-2, "e4m3": 0.07, "e5m2": 0.13}
 
 
@@ -89,7 +89,7 @@ def _hold(j: Judged, name: str, right: Raw, tolerance: float) -> None:
 
 
 def _given(j: Judged) -> dict[str, Any]:
-    """What an oracle may ask for: K and V of each request, lengths, and the call's arrays and numbers, floats as f64."""
+    """Data that an oracle may ask for: K and V of each request, lengths, and the call's arrays and numbers, floats as f64."""
     found: dict[str, Any] = {}
     if not j.case.scene.cache.states:
         rows = j.case.before.rows(j.case.scene, LAYER)
@@ -102,7 +102,7 @@ def _given(j: Judged) -> dict[str, Any]:
 
 
 def _tokens(j: Judged, which: int) -> list[NDArray[np.float64]]:
-    """Of K (0) or V (1), the entries of each request, `[n, heads, dim]` in float64; NaN where a window has dropped them."""
+    """Entries of K (0) or V (1) of each request, `[n, heads, dim]` in float64; NaN where a window has dropped them."""
     scene, view, found = j.case.scene, j.view, []
     rows = j.case.before.rows(scene, LAYER)[which]
     for b in range(view.requests):

@@ -39,7 +39,7 @@ class Judged:
         return self.case.before.arrays
 
     def places(self, *names: str) -> dict[str, Raw]:
-        """Those of the index arrays that the call brings."""
+        """Index arrays that the call brings."""
         return {name: self.arrays[name] for name in names if name in self.arrays}
 
     def meet(self, what: str, distance: Distance) -> None:
@@ -58,7 +58,7 @@ class Judged:
             self.wanted.arrays[name][at][failed] = got
 
     def copied(self) -> list[tuple[tuple[Rows, ...], At]]:
-        """Of an operation that copies rows: K and V of every layer, and the part of the call's arrays that are its rows."""
+        """Data of an operation that copies rows: K and V of every layer, and the part of the call's arrays that are its rows."""
         if not self.case.call.launcher.KERNEL.all_layers:
             return [(self.wanted.rows(self.case.scene), slice(None))]
         return [(self.wanted.rows(self.case.scene, layer), layer) for layer in range(LAYERS)]

@@ -166,7 +166,7 @@ class Verifier:
 
 
 def unheld(op: Op) -> str:
-    """What is not compared of an operation whose cases run; "" where everything is."""
+    """Parts of an operation that are not compared though its cases run; "" where everything is."""
     if isinstance(op, Custom) and op.oracle is None:
         return "ran, and its accesses were checked; its results were compared with nothing, for the spec has no oracle="
     return ""

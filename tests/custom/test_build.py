@@ -76,7 +76,7 @@ def test_bench_leaves_it_out_unless_asked(write: Write) -> None:
 
 
 def test_a_cubin_of_other_params_is_refused(write: Write) -> None:
-    """The same text, told other parameters: nothing compiled for the old ones fits it. `Factor` is a type of the user's, which
+    """One text, told other parameters: nothing compiled for the old ones fits it. `Factor` is a type of the user's, which
     only the compiler knows."""
     kernel = KERNEL.replace("float by", "Factor by").replace("// Multiplies x.", "using Factor = float;")
     project = write(kernel)
@@ -143,7 +143,7 @@ WRITTEN = [
     ("__grid_constant__ Cache cache", "Cache* cache", "parameter 1 (cache): the kernel takes `const Cache* cache`, the launcher"),
     ("const __grid_constant__ Cache cache, float* x, uint32_t n, float by", "", "the kernel takes 0 parameters, the launcher"),
 ]  # fmt: skip
-# Of types and lists that only the compiler knows.
+# Types and lists that only the compiler knows.
 COMPILED = [
     (
         "float by",

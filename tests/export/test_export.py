@@ -410,7 +410,7 @@ def test_an_exported_kernel_is_the_same_machine_code(tmp_path: Path) -> None:
     shutil.which("nvcc") is None, reason="nvcc is not installed; engines that have it compile the .cu files"
 )
 def test_nvcc_compiles_an_exported_kernel(tmp_path: Path) -> None:
-    """Of one-byte elements, at which nvcc 13.0 fails unless it is told less; no word on loops over no elements (#186)."""
+    """One-byte elements, at which nvcc 13.0 fails unless it is told less; no word on loops over no elements (#186)."""
     cache = Paged(dtype="f16", kv_heads=2, head_dim=16, page_size=4, quant=Quant(dtype="e4m3"))
     kernels = KernelSet(name="small", q_heads=4, cache=cache, ops=(ops.Append(), ops.Decode()))
     folder = exported(tmp_path, LoadedSet(kernels, "specs/small.py", "A small set."))

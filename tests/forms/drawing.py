@@ -411,7 +411,7 @@ def _heads_cache(draw: Draw, like: Any, fast: bool) -> Any:
             fields |= some(draw, 0.3, lengths=("before", "after"))
             return Continuous(**fields | some(draw, 0.7, max_tokens=(1, 40, 128, 310), table_dtype=INDEX))
     extents = {"total_tokens": fields.pop("total_pages")} if "total_pages" in fields else {}
-    # Of draws of its own, so that all others stay what they were.
+    # Draws of its own, so that all others stay what they were.
     wider = some(Draw(f"{heads} {dim} {v_dim} {size}"), 0.2, row_elements=(2**14, 2**15)) if k is v is None else {}
     try:
         return Ragged(**fields | extents | wider)

@@ -162,7 +162,7 @@ def test_a_draft_inside_a_speculators_config() -> None:
 
 @pytest.mark.parametrize("named", ["_9" + "A" * 62, "9Model", "KimiK25ForConditionalGeneration", "X" * 64])
 def test_a_class_name_makes_a_set_name(named: str) -> None:
-    """Whatever holds a text model is called, the name of its set is one that operations and files can have."""
+    """The class that holds a text model may have any name: the name of its set is one that operations and files can have."""
     held = {"architectures": [named], "text_config": without("deepseek_v3", "architectures")}
     name = models.default_name(held)
     assert NAME.fullmatch(name) and name.endswith("_128x1x576")
@@ -243,7 +243,7 @@ def test_a_field_of_a_rope_is_read_or_named(kind: str) -> None:
 
 
 def numbers(found: Checkpoint) -> object:
-    """What kernels get of a RoPE's parameters: a scaling may keep fields that its numbers do not have."""
+    """Parameters of a RoPE that kernels get: a scaling may keep fields that its numbers do not have."""
     rope = found.model.rope
     assert rope is not None
     if not isinstance(rope.scaling, YarnScaling):

@@ -431,7 +431,7 @@ def test_two_gpus_normalise_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
             positions=positions,
         )
         wanted[role] = changed(whole, row)
-        # What an engine does: each GPU's mean of its own squares, a sum over the GPUs, divided by their number; in f32.
+        # An engine sums: each GPU's mean of its own squares, a sum over the GPUs, divided by their number; in f32.
         parts = np.split(whole, 2, axis=1)
         mean = sum(np.mean(part.astype(np.float32) ** 2, axis=(1, 2)) for part in parts) / np.float32(2)
         for call, part in zip(calls, parts, strict=True):

@@ -25,7 +25,7 @@ ROWS: dict[str, tuple[Any, dict[str, Any]]] = {
     "rope": (ROPE, {"rope": "model"}),
     "qk_norm": ("head", {"q_norm": RmsNorm(), "k_norm": RmsNorm()}),
 }
-# Of the cache, or of other sets' operations: kvgen/spec/cache_facts.py; names.
+# Facts of the cache or of other sets' operations (kvgen/spec/cache_facts.py), and names.
 OTHERS = {"architecture", "layers", "window_pattern", "mla", "indexer", "kinds", "pattern"}
 OF_KINDS = {"name", "cache", "q_heads", "kv_heads", "head_dim", "v_head_dim", "kv_source", "compressed", "indexer"}
 

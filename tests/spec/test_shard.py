@@ -87,7 +87,7 @@ def test_what_goes_with_the_heads() -> None:
 
 
 def test_norms_of_whole_rows() -> None:
-    """Those whose mean square is given, and that of a head that every GPU has, are what they were."""
+    """Norms whose mean square is given, and that of a head that every GPU has, stay as they were."""
     given = ops.Append(q_norm=RmsNorm(over="row", mean_square="given"), k_norm=RmsNorm(over="row", mean_square="given"))
     part = shard(made(given), 4)
     assert (part.q_heads, part.kv.kv_heads, part.ops[0]) == (8, 2, given)

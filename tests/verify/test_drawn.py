@@ -19,7 +19,7 @@ from kvgen.verify.steps import steps
 from tests.support.planted import planted
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
-# What every run has; a campaign has all.
+# Cases of every run; a campaign has all.
 SETS: Final = names(6) if CAMPAIGN else ["drawn_drafts_0", "drawn_block_max_0"]
 
 
