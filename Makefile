@@ -104,7 +104,7 @@ mutate: $(VENV)/installed-test ## single-line mutations of the templates; tests 
 
 campaign: $(VENV)/installed-test .venv-nvrtc/got ## drawn specs, all pairs of the family, a share of the full grid, compiled as for a GPU; KVGEN_DRAWN_SEED=2, KVGEN_FAMILY=300, KVGEN_GRID=full:1/20 for others
 	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/ops -n auto --dist worksteal -k drawn
-	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/spec/test_storage.py tests/models/test_hostile.py tests/pages/test_machine.py -n auto --dist worksteal
+	KVGEN_DRAWN=$${KVGEN_DRAWN:-100} $(BIN)/python -m pytest tests/schema/test_storage.py tests/models/test_hostile.py tests/pages/test_machine.py -n auto --dist worksteal
 	KVGEN_FAMILY=$${KVGEN_FAMILY:-300} $(BIN)/python -m pytest tests/ops/test_family.py tests/ops/test_seal.py -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_sets.py -k covers_every_pair
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_append.py tests/ops/test_gather.py tests/ops/test_decode.py tests/ops/test_hostile.py tests/ops/test_fused.py tests/ops/test_transformers*.py -n auto --dist worksteal

@@ -44,8 +44,8 @@ from kvgen.compile.sass import sass
 from kvgen.cycles.flow import main_loop
 from kvgen.cycles.kernel import blocks_per_multiprocessor
 from kvgen.lowering.attention import mma
-from kvgen.spec.cache import Cache
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.loader import LoadedSet
 
 HEADS: Final = 8  # kv heads of every set but MLA's
 _PACKAGE: Final = "kvgen_decode_static"

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from docpages.blocks import markdown
 from kvgen import ops
 from kvgen.layout.dtypes import DTYPES
-from kvgen.spec import (
+from kvgen.schema import (
     arguments,
     cache,
     cache_fields,
@@ -29,9 +29,9 @@ from kvgen.spec import (
     score,
     state,
 )
-from kvgen.spec import tables as page_tables
-from kvgen.spec.base import Spec
-from kvgen.spec.field_docs import field_docs
+from kvgen.schema import tables as page_tables
+from kvgen.schema.base import Spec
+from kvgen.schema.field_docs import field_docs
 
 _HEAD: Final = """# Spec reference
 

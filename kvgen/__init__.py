@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from kvgen.runtime.error_word import ErrorWord
     from kvgen.runtime.faults import FaultError
     from kvgen.runtime.page_ranges import page_ranges, paired_ranges
-    from kvgen.spec import presets
-    from kvgen.spec.cache import Continuous, Latent, Paged
-    from kvgen.spec.cache_fields import Layout
-    from kvgen.spec.interleave import Interleave
-    from kvgen.spec.kernel_set import KernelSet
-    from kvgen.spec.keys import Keys
-    from kvgen.spec.mask import Mask
-    from kvgen.spec.model import (
+    from kvgen.schema import presets
+    from kvgen.schema.cache import Continuous, Latent, Paged
+    from kvgen.schema.cache_fields import Layout
+    from kvgen.schema.interleave import Interleave
+    from kvgen.schema.kernel_set import KernelSet
+    from kvgen.schema.keys import Keys
+    from kvgen.schema.mask import Mask
+    from kvgen.schema.model import (
         Compressed,
         Indexer,
         Kind,
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
         Rope,
         YarnScaling,
     )
-    from kvgen.spec.norm import LayerNorm, RmsNorm
-    from kvgen.spec.position_scale import PositionScale
-    from kvgen.spec.quant import Block, Quant
-    from kvgen.spec.ragged import Ragged
-    from kvgen.spec.score import Score
-    from kvgen.spec.state import State
-    from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
+    from kvgen.schema.norm import LayerNorm, RmsNorm
+    from kvgen.schema.position_scale import PositionScale
+    from kvgen.schema.quant import Block, Quant
+    from kvgen.schema.ragged import Ragged
+    from kvgen.schema.score import Score
+    from kvgen.schema.state import State
+    from kvgen.schema.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
     from kvgen.version import __version__ as __version__
 
 _HOME = {
-    **dict.fromkeys(("Block", "Quant"), "kvgen.spec.quant"),
-    **dict.fromkeys(("Continuous", "Latent", "Paged"), "kvgen.spec.cache"),
-    "Layout": "kvgen.spec.cache_fields",
-    **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.spec.tables"),
+    **dict.fromkeys(("Block", "Quant"), "kvgen.schema.quant"),
+    **dict.fromkeys(("Continuous", "Latent", "Paged"), "kvgen.schema.cache"),
+    "Layout": "kvgen.schema.cache_fields",
+    **dict.fromkeys(("CSR", "Dense", "Indirect", "Mapped", "PerKV", "Ring"), "kvgen.schema.tables"),
     **dict.fromkeys(
         (
             *(
@@ -66,19 +66,19 @@ _HOME = {
             ),
             "YarnScaling",
         ),
-        "kvgen.spec.model",
+        "kvgen.schema.model",
     ),
     "ErrorWord": "kvgen.runtime.error_word",
     "FaultError": "kvgen.runtime.faults",
-    "KernelSet": "kvgen.spec.kernel_set",
-    "Keys": "kvgen.spec.keys",
-    "Mask": "kvgen.spec.mask",
-    "Ragged": "kvgen.spec.ragged",
-    **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.spec.norm"),
-    "Interleave": "kvgen.spec.interleave",
-    "PositionScale": "kvgen.spec.position_scale",
-    "Score": "kvgen.spec.score",
-    "State": "kvgen.spec.state",
+    "KernelSet": "kvgen.schema.kernel_set",
+    "Keys": "kvgen.schema.keys",
+    "Mask": "kvgen.schema.mask",
+    "Ragged": "kvgen.schema.ragged",
+    **dict.fromkeys(("LayerNorm", "RmsNorm"), "kvgen.schema.norm"),
+    "Interleave": "kvgen.schema.interleave",
+    "PositionScale": "kvgen.schema.position_scale",
+    "Score": "kvgen.schema.score",
+    "State": "kvgen.schema.state",
     "__version__": "kvgen.version",
     "compile_ahead": "kvgen.codegen.in_memory",
     "compile_kernel": "kvgen.codegen.inline",
@@ -139,7 +139,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     try:
         if name in ("ops", "presets", "score"):
-            return import_module("kvgen.spec.presets" if name == "presets" else f"kvgen.{name}")
+            return import_module("kvgen.schema.presets" if name == "presets" else f"kvgen.{name}")
         if name in _HOME:
             return getattr(import_module(_HOME[name]), _THERE.get(name, name))
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen.expr.score_trace import Value, call
-from kvgen.spec.score import Score, Tensor
+from kvgen.schema.score import Score, Tensor
 
 __all__ = [
     "Score", "Tensor", "abs", "exp", "exp2", "floor", "log", "log2", "maximum", "minimum", "sqrt", "tanh", "where",

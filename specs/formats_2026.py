@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvgen import Block, Interleave, KernelSet, Latent, Layout, Mapped, Mask, Paged, Quant, ops, presets
-from kvgen.spec.codebooks import lloyd_max
+from kvgen.schema.codebooks import lloyd_max
 
 HEADS: dict[str, Any] = {"dtype": "bf16", "kv_heads": 8, "head_dim": 128}
 MX: dict[str, Any] = {"scale_dtype": "e8m0", "recipe": "pow2", "block": Block(dim=32)}

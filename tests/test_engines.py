@@ -35,7 +35,7 @@ def test_a_digest_covers_what_an_engine_runs() -> None:
     covered = {path.relative_to(ROOT).as_posix() for path in engines.sources("vllm")}
     for name in (
         "kvgen/integrations/vllm/step.py", "kvgen/runtime/launcher.py", "kvgen/codegen/emit.py", "kvgen/lowering/segments.py",
-        "kvgen/spec/cache.py", "kvgen/ops/extend.py", "kvgen/compile/nvrtc.py", "kvgen/emulator/launch.py", "kvgen/errors.py",
+        "kvgen/schema/cache.py", "kvgen/ops/extend.py", "kvgen/compile/nvrtc.py", "kvgen/emulator/launch.py", "kvgen/errors.py",
         "templates/ops/append.cu.j2",
     ):  # fmt: skip
         assert (ROOT / name).is_file() and name in covered, name

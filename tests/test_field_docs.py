@@ -8,16 +8,16 @@ import pkgutil
 import pytest
 
 import kvgen.ops
-import kvgen.spec
+import kvgen.schema
 from kvgen import Paged, Quant
 from kvgen.errors import FieldError
-from kvgen.spec.base import Spec
-from kvgen.spec.field_docs import field_docs
+from kvgen.schema.base import Spec
+from kvgen.schema.field_docs import field_docs
 
 
 def models() -> list[type[Spec]]:
     """All spec models of kvgen."""
-    for package in (kvgen.spec, kvgen.ops):
+    for package in (kvgen.schema, kvgen.ops):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     found: list[type[Spec]] = [Spec]

@@ -16,7 +16,7 @@ import pytest
 
 import kvgen
 from kvgen.codegen.emit import render_all, write_file
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 
 PACKAGE = Path(kvgen.__file__).parent
 HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
@@ -25,7 +25,7 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 ROOMS = (
     "errors", "extras", "version", "pages",
     "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
-    "compile", "cycles", "runtime", "torch", "spec", "score", "lowering", "ops", "reference", "bench", "verify", "testing",
+    "compile", "cycles", "runtime", "torch", "schema", "score", "lowering", "ops", "reference", "bench", "verify", "testing",
     "codegen", "export", "models", "integrations", "cli", "__main__",
 )  # fmt: skip
 FLOORS = {room: number for number, room in enumerate(ROOMS, start=1)}
@@ -123,9 +123,9 @@ def test_no_modules_import_each_other() -> None:
 def test_a_circle_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, other in (("a", "b"), ("b", "c"), ("c", "a")):
         path = tmp_path / f"{name}.py"
-        path.write_text(f"def f():\n    from kvgen.spec import {other}\n")
-        monkeypatch.setitem(MODULES, f"kvgen.spec.{name}", path)
-    assert {frozenset(c) for c in circles()} == {frozenset({"kvgen.spec.a", "kvgen.spec.b", "kvgen.spec.c"})}
+        path.write_text(f"def f():\n    from kvgen.schema import {other}\n")
+        monkeypatch.setitem(MODULES, f"kvgen.schema.{name}", path)
+    assert {frozenset(c) for c in circles()} == {frozenset({"kvgen.schema.a", "kvgen.schema.b", "kvgen.schema.c"})}
 
 
 def test_a_module_of_kvgen_that_is_imported_exists() -> None:
@@ -178,14 +178,14 @@ def test_the_walk_sees_what_it_should(tmp_path: Path, monkeypatch: pytest.Monkey
         "import os.path\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy\nelse:\n    import json\n"
         "def f():\n    from kvgen.codegen import emit\n    from ..plan.params import Param\n    from . import cache\n"
     )
-    monkeypatch.setitem(MODULES, "kvgen.spec.sample", path)
+    monkeypatch.setitem(MODULES, "kvgen.schema.sample", path)
     always = {"os.path", "typing", "json"}
-    assert imports("kvgen.spec.sample", top=True) == always
-    assert imports("kvgen.spec.sample") == always | {
+    assert imports("kvgen.schema.sample", top=True) == always
+    assert imports("kvgen.schema.sample") == always | {
         "numpy",
         "kvgen.codegen.emit",
         "kvgen.plan.params",
-        "kvgen.spec.cache",
+        "kvgen.schema.cache",
     }
 
 

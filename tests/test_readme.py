@@ -9,7 +9,7 @@ import pytest
 
 from docpages.blocks import block_of, filled
 from docpages.readme import BLOCKS, ROOT, demo_block, without_times
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from tests.docs.blocks import files, run
 
 README = ROOT / "README.md"

@@ -13,7 +13,7 @@ from kvgen import KernelSet, Mask, Paged, ops
 from kvgen.config import find_config
 from kvgen.lowering.attention import row_rule
 from kvgen.ops import Extend
-from kvgen.spec.loader import load_folder
+from kvgen.schema.loader import load_folder
 from tests.support import decode_steps
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import step

@@ -28,7 +28,7 @@ from benchmarks.gpu.packed import missing, unpack
 from benchmarks.gpu.plan import Patience, Plan, SetPlan, Wanted
 from benchmarks.gpu.results import Log, read, record_of, table
 from benchmarks.gpu.setup import Setup
-from kvgen.spec.loader import LoadedSet, load_file, spec_files
+from kvgen.schema.loader import LoadedSet, load_file, spec_files
 from kvgen.verify.batches import batches
 from kvgen.verify.memory import HostMemory
 from kvgen.verify.probes import PROBES

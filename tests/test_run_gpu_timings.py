@@ -18,7 +18,7 @@ from benchmarks.gpu.plan import BY_VALUE
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import build
 from kvgen.runtime import gpu as backend
-from kvgen.spec.loader import load_folder
+from kvgen.schema.loader import load_folder
 from kvgen.verify import bandwidth
 from kvgen.verify import timing as verify_timing
 from tests.cli.conftest import Folder

@@ -12,12 +12,12 @@ import pytest
 from kvgen.lowering.tables import table_form
 from kvgen.paths import templates_root
 from kvgen.reference.tables.view import reading_of
-from kvgen.spec import tables
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache, Continuous, Latent, Paged
-from kvgen.spec.ragged import Ragged
-from kvgen.spec.state import State
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PageTable, PerKV, Ring, States
+from kvgen.schema import tables
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache, Continuous, Latent, Paged
+from kvgen.schema.ragged import Ragged
+from kvgen.schema.state import State
+from kvgen.schema.tables import CSR, Dense, Indirect, Mapped, Offsets, PageTable, PerKV, Ring, States
 
 PACKAGE = Path(tables.__file__).parents[2]
 FORMS: tuple[PageTable, ...] = (
@@ -29,7 +29,7 @@ DISPATCHES = {
     ("lowering/tables/__init__.py", "table_form"),
     ("lowering/cache_kinds.py", "cache_kind"),
     ("lowering/lowered.py", "lower_pages"),
-    ("spec/kernel_set.py", "kv"),
+    ("schema/kernel_set.py", "kv"),
     ("reference/tables/view.py", "reading_of"),
 }
 
@@ -46,8 +46,8 @@ def cache_of(table: PageTable) -> AnyCache:
 
 
 def test_the_list_is_whole() -> None:
-    """Every form that spec/tables/ defines is here, and every module defines one."""
-    folder = PACKAGE / "spec" / "tables"
+    """Every form that schema/tables/ defines is here, and every module defines one."""
+    folder = PACKAGE / "schema" / "tables"
     assert {p.stem for p in folder.glob("*.py")} - {"__init__", "base"} == set(KINDS)
     assert {type(f) for f in FORMS} == set(PageTable.__subclasses__())
 
@@ -56,7 +56,7 @@ def test_the_list_is_whole() -> None:
 def test_a_form_is_four_files_of_one_name(table: PageTable) -> None:
     kind = table.model_dump()["kind"]
     cache = cache_of(table)
-    assert type(table).__module__ == f"kvgen.spec.tables.{kind}"
+    assert type(table).__module__ == f"kvgen.schema.tables.{kind}"
     assert callable(importlib.import_module(f"kvgen.lowering.tables.{kind}").form)
     assert type(reading_of(cache, {}, 1, 1)).__module__ == f"kvgen.reference.tables.{kind}"
     template = Path(table_form(cache).template)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.verify.batches import Case, Contents
 from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left, kind_of, launch

@@ -26,7 +26,7 @@ from benchmarks.gpu.timings import Timer
 from kvgen import KernelSet
 from kvgen.codegen.emit import render_all, write_file
 from kvgen.compile import Image, Job, Unit, compile_many, default_cache, nvrtc_version, text_digest, write_folder
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.schema.loader import LoadedSet, load_folder
 from kvgen.verify.bandwidth import bandwidth_unit
 from kvgen.verify.calibrate import calibrate_unit
 from kvgen.verify.memory import HostMemory

@@ -10,7 +10,7 @@ from kvgen import Continuous, KernelSet, Ring
 from kvgen.bench.step import Step
 from kvgen.layout.storage import Segment
 from kvgen.ops import Append, Decode, Extend
-from kvgen.spec.quant import Quant
+from kvgen.schema.quant import Quant
 
 
 @dataclass(frozen=True)

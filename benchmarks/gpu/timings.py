@@ -26,7 +26,7 @@ from kvgen.ops import Decode, MlaDecode
 from kvgen.plan.params import Array
 from kvgen.reference import cache_rows, mla_decode
 from kvgen.runtime import cuda
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 from kvgen.verify import timing
 from kvgen.verify.bandwidth import Fill
 from kvgen.verify.device import Gpu, Timing

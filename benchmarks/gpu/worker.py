@@ -20,8 +20,8 @@ from benchmarks.gpu.timings import Timer
 from benchmarks.gpu.workload import empty_node
 from kvgen.compile import find, read_folder, select_arch, text_digest
 from kvgen.errors import DeviceError
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.loader import load_file
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.loader import load_file
 from kvgen.verify import bandwidth, calibrate
 from kvgen.verify.device import Gpu
 from kvgen.verify.memory import GpuMemory, HostMemory, Memory

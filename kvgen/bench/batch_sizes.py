@@ -8,7 +8,7 @@ from typing import Final
 
 from kvgen.errors import ToolError
 from kvgen.lowering.lowered import lower
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Convert, Gather
 from kvgen.plan.params import Array, Scalar
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.keys import class_of_keys
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.keys import class_of_keys
 
 Raw = NDArray[Any]
 # Operations on whole pages of all layers: the list of ids that each takes.

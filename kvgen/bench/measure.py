@@ -15,7 +15,7 @@ from kvgen.bench.unfused import Pass, separate_passes
 from kvgen.errors import DeviceError
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters

@@ -13,7 +13,7 @@ from kvgen.bench.synthetic_batch import ATTENDING, LAYER, NEW_ROWS, STEP, Scene
 from kvgen.bench.touched_bytes import SECTOR, WHOLE, Marked, Marks, Token, sectors_of
 from kvgen.ops import Convert, NormCache
 from kvgen.reference import Place
-from kvgen.spec.mask import Mask
+from kvgen.schema.mask import Mask
 
 IN_PLACE = ("lora_add", "norm_cache", "rotate_cache")
 

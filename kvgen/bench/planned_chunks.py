@@ -15,7 +15,7 @@ from kvgen.bench.synthetic_batch import LAYER, Scene
 from kvgen.ops import Extend, MlaDecode
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 Bytes = NDArray[np.uint8]
 _STAMP: Final = 0x85EBCA6B  # what the list adds for every place (device/attention/split_kv.cuh)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from kvgen.ops import Append, RotateCache
 from kvgen.reference.append import Change, Changed, changed
 from kvgen.reference.rope import Table
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.model import Rope
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.model import Rope
 
 Raw = NDArray[Any]
 MOST_POSITIONS: Final = 2**24  # computed angles are exact below

@@ -19,9 +19,9 @@ from kvgen.reference import TableView
 from kvgen.reference.tables import Laid
 from kvgen.runtime.empty_cache import room_strides
 from kvgen.runtime.pool_tensors import Tensor
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
 
 Raw = NDArray[Any]
 Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]

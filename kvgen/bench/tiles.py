@@ -18,7 +18,7 @@ from kvgen.lowering.attention.simt import SimtContext
 from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 
 @dataclass(frozen=True)

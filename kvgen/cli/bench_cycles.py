@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvgen.cycles.step import StepCycles
     from kvgen.ops import Extend
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.spec.kernel_set import KernelSet, Op
+    from kvgen.schema.kernel_set import KernelSet, Op
 
 SCHEMA: Final = 1
 LATENCIES: Final = (800, 1200)  # of loads and copies from DRAM, at which trips are compared with their budgets
@@ -245,7 +245,7 @@ def _causal(kernels: KernelSet, op: Op, plan: KernelPlan) -> float | None:
     """Of the products of a causal prompt, those that the mask allows; None where rows do not see all tokens up to their own."""
     from kvgen.bench.tiles import causal_share
     from kvgen.ops import Extend
-    from kvgen.spec.mask import Mask
+    from kvgen.schema.mask import Mask
 
     plain = isinstance(op, Extend) and op.mask == Mask() and not op.cross
     return causal_share(plan, kernels.group, PROMPT) if plain else None

@@ -164,7 +164,7 @@ def _archs(patterns: list[str]) -> list[str]:
 
     from kvgen.compile import ARCHS, supported_archs
     from kvgen.errors import ToolError
-    from kvgen.spec.hints import nearest
+    from kvgen.schema.hints import nearest
 
     found: list[str] = []
     for pattern in patterns:

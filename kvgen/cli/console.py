@@ -38,7 +38,7 @@ def complete_selector(incomplete: str) -> list[str]:
 
 def complete_preset(incomplete: str) -> list[str]:
     """The names of presets for the shell's completion."""
-    from kvgen.spec import presets
+    from kvgen.schema import presets
 
     return [name for name in presets.__all__ if name.startswith(incomplete)]
 

@@ -24,7 +24,7 @@ from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode, MlaDecodeContext
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 # Shared memory of a multiprocessor, and what each block is charged beside its own.
 MULTIPROCESSOR_SHARED: Final = {

@@ -18,7 +18,7 @@ from kvgen.cli.console import tell
 from kvgen.cli.progress import progress
 from kvgen.cli.project import Project, generated
 from kvgen.runtime import describe
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 from kvgen.verify.batches import Case, Contents
 from kvgen.verify.judged import Judged
 from kvgen.verify.oracles import ORACLES

@@ -18,10 +18,10 @@ from kvgen.lowering.lowered import lower_pages
 from kvgen.lowering.state_rows import state_bytes
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Field, Param
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import LoadedSet
 
 
 def describe(loaded: LoadedSet, ops: Sequence[str]) -> dict[str, Any]:

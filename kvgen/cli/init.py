@@ -109,7 +109,7 @@ def init(
     from kvgen import models
     from kvgen.errors import ConfigError
     from kvgen.files import kind_of, named, write_inside
-    from kvgen.spec.kernel_set import NAME, check_name
+    from kvgen.schema.kernel_set import NAME, check_name
 
     text = models.spec_text(
         models.read(config),
@@ -161,8 +161,8 @@ def _check_names(output: Path, text: str) -> None:
     """Raise ConfigError where a spec beside `output` has a set of a name that the new one has: a project takes one of each."""
     from kvgen.errors import ConfigError
     from kvgen.files import is_folder, named
-    from kvgen.spec.loader import spec_files
-    from kvgen.spec.set_names import set_names
+    from kvgen.schema.loader import spec_files
+    from kvgen.schema.set_names import set_names
 
     names = set_names(text, output.stem) or (output.stem,)
     for file in spec_files(output.parent, output.parent) if is_folder(output.parent) else ():
@@ -178,7 +178,7 @@ def _archs(text: str) -> tuple[str, ...]:
     """The architectures of `--arch`; raises ConfigError for one that there is none of."""
     from kvgen.compile.arch import ARCHS
     from kvgen.errors import ConfigError
-    from kvgen.spec.hints import nearest
+    from kvgen.schema.hints import nearest
 
     names = tuple(name.strip() for name in text.split(","))
     for name in names:

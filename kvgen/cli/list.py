@@ -10,7 +10,7 @@ import typer
 from kvgen.cli.console import Json, Selectors, print_json
 
 if TYPE_CHECKING:
-    from kvgen.spec.loader import LoadedSet
+    from kvgen.schema.loader import LoadedSet
 
 
 def list_sets(
@@ -115,7 +115,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _print_presets(as_json: bool) -> None:
-    from kvgen.spec import presets
+    from kvgen.schema import presets
 
     rows = []
     for name in presets.__all__:

@@ -9,8 +9,8 @@ from kvgen.lowering.new_rows_rules import resolve_rope
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
-from kvgen.spec.base import as_written
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.base import as_written
+from kvgen.schema.kernel_set import KernelSet, Op
 
 # Fields that say what attention computes: they are shown as defaults, too.
 _ATTENTION: Final = ("mask", "score", "sinks")

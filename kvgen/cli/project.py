@@ -22,7 +22,7 @@ from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError, ToolError
 from kvgen.files import named, read_text
-from kvgen.spec.loader import BrokenSpec, LoadedSet, spec_files
+from kvgen.schema.loader import BrokenSpec, LoadedSet, spec_files
 
 if TYPE_CHECKING:
     from kvgen.compile import Unit

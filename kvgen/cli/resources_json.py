@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvgen.compile import Image
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.spec.kernel_set import KernelSet
+    from kvgen.schema.kernel_set import KernelSet
 
 _WRITER: Final = "kvgen compile --record"
 _FORM: Final = 4  # of the text; what an older kvgen wrote is recorded anew

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvgen.cli.progress import progress
 from kvgen.config import Config
 from kvgen.errors import SpecError, ToolError
-from kvgen.spec.loader import BrokenSpec, LoadedSet, LoadedSpecs, SpecFile, load_files, spec_files
+from kvgen.schema.loader import BrokenSpec, LoadedSet, LoadedSpecs, SpecFile, load_files, spec_files
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from kvgen.cli.project import Project
 from kvgen.cli.selection import Chosen
 from kvgen.codegen.emit import File, render_set
 from kvgen.errors import SpecError, ToolError
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.shard import shard
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.shard import shard
 
 
 def tp_sizes(text: str) -> tuple[int, ...]:

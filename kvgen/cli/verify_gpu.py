@@ -13,7 +13,7 @@ from kvgen.cli.verify_sets import Verified
 from kvgen.compile import select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 from kvgen.verify.bandwidth import Reading
 from kvgen.verify.calibrate import Calibration
 from kvgen.verify.memory import GpuMemory

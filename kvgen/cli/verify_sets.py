@@ -14,7 +14,7 @@ from kvgen.cli.ondisk import LIMIT
 from kvgen.cli.project import Project, generated
 from kvgen.codegen.load import load
 from kvgen.files import read_bytes
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.verify.drawn import drawn_set, names
 
 

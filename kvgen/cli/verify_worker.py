@@ -17,8 +17,8 @@ from kvgen.compile import ARCHS, select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda
 from kvgen.runtime.module import cubin
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.loader import load_file
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.loader import load_file
 from kvgen.verify.bandwidth import compiled, filler, read_bandwidth
 from kvgen.verify.calibrate import calibrate_cubin, probed
 from kvgen.verify.device import Gpu

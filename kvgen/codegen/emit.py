@@ -22,9 +22,9 @@ from kvgen.lowering.lowered import lower, lower_pages
 from kvgen.paths import templates_root
 from kvgen.plan.kernel import Header, KernelPlan
 from kvgen.plan.params import Field, Param, Scalar, Size, TensorMap
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
+from kvgen.schema.loader import LoadedSet, load_folder
 
 if TYPE_CHECKING:
     from kvgen.compile import Unit

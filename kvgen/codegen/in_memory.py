@@ -13,9 +13,9 @@ from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import archs_given, cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.shard import shard
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.shard import shard
 
 _LOADED: Final = dict[tuple[str, str], ModuleType]()  # a cache: the module of each spec and name
 _LOCK: Final = threading.Lock()

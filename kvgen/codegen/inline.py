@@ -16,10 +16,10 @@ from kvgen.files import read_bytes
 from kvgen.ops.custom import Custom, Rule
 from kvgen.plan.entries import entries
 from kvgen.runtime.bound import Bound
-from kvgen.spec.arguments import Argument
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.arguments import Argument
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.loader import LoadedSet
 
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a file of CUDA
 

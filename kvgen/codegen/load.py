@@ -12,7 +12,7 @@ from kvgen.extras import BUILD, missing, needs_build
 
 if TYPE_CHECKING:
     from kvgen.compile import Arch
-    from kvgen.spec.kernel_set import KernelSet
+    from kvgen.schema.kernel_set import KernelSet
 
 
 @overload

@@ -7,10 +7,10 @@ from typing import Final
 
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.state_rows import state_bytes
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.quant import Quant
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.quant import Quant
 
 PATH: Final = "README.md"
 COMMENT: Final = ("<!--", " -->")  # how a line that is not shown begins and ends

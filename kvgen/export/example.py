@@ -13,8 +13,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Count, OtherCache, PagePool, Scalar, Size, TensorMap
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.kernel_set import KernelSet
 
 # Extents of the example's batch and pool; what is not here is 4.
 _EXTENTS = {"T": 2, "B": 2, "layers": 2, "pages": 8, "scale_pages": 8, "tokens": 64, "rows": 64}

@@ -15,7 +15,7 @@ from kvgen.lowering.page_runs import STEPS
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Count, OtherCache, PagePool, Scalar, Size
 from kvgen.plan.split_plan import HEADER, KV_CHUNK, SplitPlan
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.lowering.lowered import lower_pages
 from kvgen.plan.params import Array, Field, Pool, Size
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 @dataclass(frozen=True)

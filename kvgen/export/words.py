@@ -6,7 +6,7 @@ import re
 from typing import Final, Literal
 
 from kvgen.errors import ToolError
-from kvgen.spec.kernel_set import C_NAMES
+from kvgen.schema.kernel_set import C_NAMES
 
 # What C++ has besides C_NAMES, and the types of kvgen.h and of every header: a member called so would hide its own type.
 _TYPES: Final = frozenset(

@@ -10,8 +10,8 @@ from kvgen.layout.storage import Base, Scales
 from kvgen.lowering.lowered import LoweredCache, lower, lower_pages
 from kvgen.lowering.page_runs import page_runs
 from kvgen.lowering.segments import BookContext, ScaleContext, SegmentContext, books
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
 
 # Of caches without pages, where a request's tokens are one run of rows: more than one has (kRunTokens of kv_cache.cuh).
 RUN_TOKENS = 2**31

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Paged
-from kvgen.spec.ragged import Ragged
-from kvgen.spec.state import State
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Paged
+from kvgen.schema.ragged import Ragged
+from kvgen.schema.state import State
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.tables import table_form
 from kvgen.plan.params import Array, Field, Pool, Size
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
 
 
 def _scale_fields(cache: Cache) -> list[Field]:

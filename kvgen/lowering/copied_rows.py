@@ -10,7 +10,7 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.lowered import LoweredCache
 from kvgen.lowering.page_runs import check_layers
 from kvgen.plan.params import Array, PagePool, Param, Pool, Size
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 RowsBy = Literal["ragged", "slots"]
 Layers = Literal["one", "all"]

@@ -14,7 +14,7 @@ import math
 import struct
 from typing import Final
 
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 _SINGLE: Final = struct.Struct("<f")
 

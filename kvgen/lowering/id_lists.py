@@ -8,7 +8,7 @@ from kvgen.expr.nodes import Expr, const, var
 from kvgen.layout.dtypes import DType
 from kvgen.lowering.page_runs import PageRun, PagesContext, page_runs, pages_context, tiles, with_id
 from kvgen.plan.params import Array, PagePool, Param, Size
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 @dataclass(frozen=True)

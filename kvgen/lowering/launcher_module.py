@@ -37,9 +37,9 @@ from kvgen.plan.params import (
     is_argument,
 )
 from kvgen.plan.split_plan import SplitPlan
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.version import ABI
 
 

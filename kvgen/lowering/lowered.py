@@ -10,8 +10,8 @@ from kvgen.lowering.cache_struct import cache_fields, state_fields
 from kvgen.lowering.segments import SegmentContext, segments
 from kvgen.lowering.tables import TableForm, table_form
 from kvgen.plan.params import Field
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvgen.spec.base import as_written
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.mask import Mask
-from kvgen.spec.model import Kind, Model, Rope
-from kvgen.spec.norm import Norm
-from kvgen.spec.score import Score
+from kvgen.schema.base import as_written
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.mask import Mask
+from kvgen.schema.model import Kind, Model, Rope
+from kvgen.schema.norm import Norm
+from kvgen.schema.score import Score
 
 _TOLERANCE: Final = 1e-6  # between two ways to write one scale
 _TURNS: Final = ("style", "theta", "scaling", "dim", "proportional")

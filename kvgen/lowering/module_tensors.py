@@ -8,8 +8,8 @@ from typing import Literal
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Segment
 from kvgen.lowering.cache_header import row_of
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
 
 
 @dataclass(frozen=True)

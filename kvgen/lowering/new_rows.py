@@ -7,10 +7,10 @@ from typing import Literal
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.plan.params import Array, Param
-from kvgen.spec.cache import Cache
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import Norm
-from kvgen.spec.position_scale import PositionScale
+from kvgen.schema.cache import Cache
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import Norm
+from kvgen.schema.position_scale import PositionScale
 
 RowsForm = Literal["ragged", "padded", "slots"]
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.segments import check_whole_bytes
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.model import LongRopeScaling, Rope
-from kvgen.spec.norm import Norm
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.model import LongRopeScaling, Rope
+from kvgen.schema.norm import Norm
 
 
 def check_new_rows(new: NewRows, kernels: KernelSet) -> None:

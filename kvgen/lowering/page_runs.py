@@ -13,7 +13,7 @@ from kvgen.layout.axes import OUTER
 from kvgen.layout.dtypes import dtype
 from kvgen.layout.storage import Base, PoolTensor
 from kvgen.plan.params import PagePool
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 # As in device/cache/pages.cuh.
 THREADS: Final = 256

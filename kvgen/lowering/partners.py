@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgen.lowering.lowered import lower
-from kvgen.spec.base import as_written
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.base import as_written
+from kvgen.schema.kernel_set import KernelSet, Op
 
 
 def check_partners(op: Op, field: str, mine: Any, partners: Sequence[tuple[Op, str, Any]], rule: str) -> None:

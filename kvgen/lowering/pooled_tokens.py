@@ -15,8 +15,8 @@ from kvgen.lowering.row_parts import RowParts
 from kvgen.lowering.row_tiling import WriteContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.norm import RmsNorm
 
 VECTOR: Final = 4  # channels of a thread: 16 bytes of f32
 MOST_THREADS: Final = 512  # of a block; each then has 128 registers

@@ -11,9 +11,9 @@ from typing import Final
 
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import LayerNorm, Norm
-from kvgen.spec.position_scale import PositionScale
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import LayerNorm, Norm
+from kvgen.schema.position_scale import PositionScale
 
 POSITIONS: Final = 2**24  # f32 has every position below it exactly
 _LINE: Final = 166  # characters of a line of numbers

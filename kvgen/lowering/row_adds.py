@@ -7,7 +7,7 @@ from typing import Final
 
 from kvgen.lowering.lowered import LoweredCache
 from kvgen.lowering.segments import SegmentContext, check_whole_bytes
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 THREADS: Final = 256
 MOST_ROWS: Final = 32

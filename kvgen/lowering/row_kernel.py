@@ -25,7 +25,7 @@ from kvgen.lowering.rope_norm import (
 from kvgen.lowering.row_parts import RowParts
 from kvgen.lowering.row_tiling import WriteContext
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS: Final = 256
 _LINE: Final = 120  # characters of a line of parameters

@@ -24,7 +24,7 @@ from kvgen.lowering.row_runs import row_params
 from kvgen.lowering.row_tiling import Blocks, WriteContext, divide, divide_q, values_by_token, write
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.params import Array, Param, Scalar, Size
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 
 @dataclass(frozen=True)

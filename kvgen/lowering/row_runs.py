@@ -11,7 +11,7 @@ from kvgen.layout.storage import Scales, Segment
 from kvgen.lowering.lowered import LoweredCache
 from kvgen.lowering.segments import SegmentContext, check_whole_bytes
 from kvgen.plan.params import Access, Array
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 _SECTOR: Final = 32  # bytes that memory moves at once
 

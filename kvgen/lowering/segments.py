@@ -13,7 +13,7 @@ from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.layout.storage import Quantization, Scales, Segment
 from kvgen.lowering.offsets import OffsetContext, offset_context
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 # Accesses a lane keeps of a block in registers; of larger blocks so many are in flight.
 HELD_CHUNKS: Final = 8

@@ -6,7 +6,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS
 from kvgen.lowering.page_runs import PagesContext, PairIndex, page_runs, pages_context, pool_param
 from kvgen.plan.params import Access, Array, Param, Size
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 def check_states(op: str, cache: AnyCache, instead: str) -> None:

@@ -17,7 +17,7 @@ from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm
 from kvgen.models.model_facts import model_of
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS
 from kvgen.models.rope import turnings
-from kvgen.spec.model import Compressed, Indexer, Rope, YarnScaling
+from kvgen.schema.model import Compressed, Indexer, Rope, YarnScaling
 
 _KINDS: Final = {
     "sliding_attention": 0,

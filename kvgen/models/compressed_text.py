@@ -15,7 +15,7 @@ from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.reader import norm_of, rms_norm
 from kvgen.models.serving import Serving
 from kvgen.models.source import Atom, Group, broken, call, harmless, literal, spec_names
-from kvgen.spec.model import Rope
+from kvgen.schema.model import Rope
 
 # Presets of rows that are key and value at once, and of the indexer's keys beside them.
 PRESETS: Final = {

@@ -18,10 +18,10 @@ from kvgen.models.source import Atom, Group, call, literal, spec_names
 from kvgen.ops.append import Append
 from kvgen.ops.indexer_query import IndexerQuery
 from kvgen.ops.indexer_scores import IndexerScores
-from kvgen.spec import presets
-from kvgen.spec.cache import Paged
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.quant import Quant
+from kvgen.schema import presets
+from kvgen.schema.cache import Paged
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.quant import Quant
 
 # The preset of the keys beside an engine's latent rows; FlashMLA's and FlashInfer's are rows of engines that keep vLLM's keys.
 _PRESETS: Final = {

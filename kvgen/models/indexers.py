@@ -11,8 +11,8 @@ from typing import Final
 from kvgen.models.family import Index
 from kvgen.models.fields import Fields
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS
-from kvgen.spec.model import Indexer, Rope
-from kvgen.spec.norm import LayerNorm
+from kvgen.schema.model import Indexer, Rope
+from kvgen.schema.norm import LayerNorm
 
 _WORDS: Final = {"full": "full", "shared": "shared"}
 _LETTERS: Final = {"F": "full", "S": "shared", **_WORDS}

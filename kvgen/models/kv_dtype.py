@@ -17,9 +17,9 @@ from kvgen.models.fields import Fields
 from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts
 from kvgen.models.outside import QuarkTensor, Scheme, checked
 from kvgen.models.published import QUANTIZATION
-from kvgen.spec.cache import Latent, Paged
-from kvgen.spec.model import Mla
-from kvgen.spec.quant import Block, Quant
+from kvgen.schema.cache import Latent, Paged
+from kvgen.schema.model import Mla
+from kvgen.schema.quant import Block, Quant
 
 AUTO: Final = "auto"
 _TYPES: Final[dict[str, CacheDtype]] = {"bf16": "bf16", "f16": "f16", "f32": "f32"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvgen.spec.model import Compressed, Indexer, Mla, Model, Rope
-from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.schema.model import Compressed, Indexer, Mla, Model, Rope
+from kvgen.schema.norm import LayerNorm, RmsNorm
 
 CacheDtype = Literal["bf16", "f16", "f32"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvgen.models.layers import LayerFacts
-from kvgen.spec.model import Kind, Model
+from kvgen.schema.model import Kind, Model
 
 
 def model_of(architecture: str, kinds: Sequence[LayerFacts], pattern: Sequence[int], *, rsqrt: float | None) -> Model:

@@ -18,8 +18,8 @@ from kvgen.models.patterns import layer_count, layer_kinds, rope_flags, specials
 from kvgen.models.rope import Turning, turnings, unscaled
 from kvgen.models.source import harmless
 from kvgen.models.unread import ORIGINAL
-from kvgen.spec.model import Indexer, Mla
-from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.schema.model import Indexer, Mla
+from kvgen.schema.norm import LayerNorm, RmsNorm
 
 # An engine keeps the cache in the checkpoint's type unless told otherwise; the newest published configs omit it.
 _DTYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

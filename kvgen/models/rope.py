@@ -12,7 +12,7 @@ from kvgen.models.family import Turn
 from kvgen.models.fields import Fields
 from kvgen.models.outside import RopeJson, Share, Theta, checked
 from kvgen.models.unread import ORIGINAL, unread
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Scaling, YarnScaling
+from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, Scaling, YarnScaling
 
 _LATENT = "qk_rope_head_dim"
 KINDS = {"full": "full_attention", "local": "sliding_attention"}

@@ -11,9 +11,9 @@ from kvgen.errors import ConfigError
 from kvgen.json_file import shown
 from kvgen.models.kv_dtype import Stored
 from kvgen.models.layers import Checkpoint, LayerFacts, Norm
-from kvgen.spec import presets
-from kvgen.spec.presets.quants import KVCacheDType, per_tensor
-from kvgen.spec.shard import heads_rule, shard_heads, shares
+from kvgen.schema import presets
+from kvgen.schema.presets.quants import KVCacheDType, per_tensor
+from kvgen.schema.shard import heads_rule, shard_heads, shares
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvgen.errors import ConfigError
-from kvgen.spec.base import Spec
+from kvgen.schema.base import Spec
 
 LINE = 120
 INDENT = "    "

@@ -17,15 +17,15 @@ from kvgen.models.serving import Serving, preset_fields
 from kvgen.models.source import INDENT, LINE, Atom, Group, broken, call, harmless, literal, spec_names
 from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
-from kvgen.spec import presets
-from kvgen.spec.cache import Paged
-from kvgen.spec.cache_fields import Layout
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.model import LongRopeScaling, Model
-from kvgen.spec.position_scale import PositionScale
-from kvgen.spec.ragged import Ragged
-from kvgen.spec.score import Score
+from kvgen.schema import presets
+from kvgen.schema.cache import Paged
+from kvgen.schema.cache_fields import Layout
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.model import LongRopeScaling, Model
+from kvgen.schema.position_scale import PositionScale
+from kvgen.schema.ragged import Ragged
+from kvgen.schema.score import Score
 
 PAGE = 16
 LATENT_PAGE = 64

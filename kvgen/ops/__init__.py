@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from kvgen.ops.to_csr import ToCsr as ToCsr
     from kvgen.ops.to_dense import ToDense as ToDense
     from kvgen.ops.zero_pages import ZeroPages as ZeroPages
-    from kvgen.spec.arguments import Array as Array
-    from kvgen.spec.arguments import Scalar as Scalar
-    from kvgen.spec.arguments import Size as Size
-    from kvgen.spec.arguments import TensorMap as TensorMap
-    from kvgen.spec.kernel_set import Op
+    from kvgen.schema.arguments import Array as Array
+    from kvgen.schema.arguments import Scalar as Scalar
+    from kvgen.schema.arguments import Size as Size
+    from kvgen.schema.arguments import TensorMap as TensorMap
+    from kvgen.schema.kernel_set import Op
 
     ALL: tuple[type[Op], ...]
 
@@ -98,7 +98,7 @@ _HOME = {
     "ToCsr": "kvgen.ops.to_csr",
     "ToDense": "kvgen.ops.to_dense",
     "ZeroPages": "kvgen.ops.zero_pages",
-    **dict.fromkeys(("Array", "Scalar", "Size", "TensorMap"), "kvgen.spec.arguments"),
+    **dict.fromkeys(("Array", "Scalar", "Size", "TensorMap"), "kvgen.schema.arguments"),
 }
 
 __all__ = [*_HOME]

@@ -10,8 +10,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 

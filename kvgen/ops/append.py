@@ -11,11 +11,11 @@ from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.new_rows_rules import check_new_rows, resolve_rope
 from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import LayerNorm, RmsNorm
-from kvgen.spec.position_scale import PositionScale
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import LayerNorm, RmsNorm
+from kvgen.schema.position_scale import PositionScale
+from kvgen.schema.tables import IndexName
 
 _ROWS: Final = {
     "ragged": "Row t of a request is its new token t; rows at or past `row_offsets[B]` are padding.",

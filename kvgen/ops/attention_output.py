@@ -18,9 +18,9 @@ from kvgen.ops.append import Append
 from kvgen.ops.merge_states import values_dim
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.model import Rope
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.model import Rope
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 ROWS: Final = 8  # of a block: their scales are a sector

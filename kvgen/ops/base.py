@@ -14,10 +14,10 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.new_rows import counts_before
 from kvgen.lowering.page_runs import MaxLayers
 from kvgen.plan.params import Array, PagePool, Param
-from kvgen.spec.base import as_written
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.base import as_written
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 WARPS: Final = 8
 

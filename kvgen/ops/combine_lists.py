@@ -13,9 +13,9 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.model_facts import check_listed_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Scalar, Size
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 

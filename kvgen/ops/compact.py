@@ -23,7 +23,7 @@ from kvgen.lowering.page_runs import (
 from kvgen.lowering.tables import EntryList
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 PLAN_THREADS = 1024
 # Pages a thread of the planner has in flight.

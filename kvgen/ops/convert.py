@@ -18,8 +18,8 @@ from kvgen.lowering.row_tiling import scales_by_token
 from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext, walk
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Param, Scalar, Size
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
 
 THREADS: Final = 256
 _MOST_ROWS: Final = 32

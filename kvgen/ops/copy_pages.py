@@ -12,7 +12,7 @@ from kvgen.lowering.id_lists import IdList, IdLists
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 COMPARED = 1024  # pairs that a block compares its own with
 

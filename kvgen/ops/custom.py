@@ -17,11 +17,11 @@ from kvgen.plan import params
 from kvgen.plan.entries import entries
 from kvgen.plan.kernel import KernelPlan, Source
 from kvgen.plan.params import Param
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.arguments import Argument, Array, Scalar, Size, one_line
-from kvgen.spec.headers import with_headers
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.sources import checked_text, read_source
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.arguments import Argument, Array, Scalar, Size, one_line
+from kvgen.schema.headers import with_headers
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.sources import checked_text, read_source
 
 Rule = int | str | Expr
 Oracle = Callable[..., Any]

@@ -34,10 +34,10 @@ from kvgen.ops.base import specified
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.mask import TREE_ROWS, Mask
-from kvgen.spec.score import Score
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.mask import TREE_ROWS, Mask
+from kvgen.schema.score import Score
+from kvgen.schema.tables import IndexName
 
 MOST_ROWS: Final = 128
 OutName = Literal["f16", "bf16", "f32", "e4m3"]

@@ -13,7 +13,7 @@ from kvgen.lowering.row_runs import RunContext, check_raw, raw_params, raw_runs,
 from kvgen.ops.base import CopiedRowsOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param, Size
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS = 256
 

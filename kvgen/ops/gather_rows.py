@@ -12,8 +12,8 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import RunContext, row_params, value_runs
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 _MOST_ROWS: Final = 32

@@ -10,7 +10,7 @@ from kvgen.lowering.cache_struct import entry_name
 from kvgen.lowering.page_runs import THREADS, PagesContext, PairIndex, page_runs, tiles
 from kvgen.lowering.state_rows import check_states, state_rows, states_of
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 
 @dataclass(frozen=True)

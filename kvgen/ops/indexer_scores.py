@@ -21,9 +21,9 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.partners import check_partners
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 TEMPLATE: Final = "ops/indexer_scores.cu.j2"
 LISTS_TEMPLATE: Final = "ops/indexer_candidates.cu.j2"

@@ -15,8 +15,8 @@ from kvgen.lowering.new_rows_rules import check_one_place
 from kvgen.lowering.partners import check_window
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 

@@ -14,8 +14,8 @@ from kvgen.ops.extend import Extend
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Access, Array, Param, Size
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
 
 _ACCESS: Final = 16  # bytes of the widest access
 _MANY: Final = 8  # states whose values a thread has in flight

@@ -33,11 +33,11 @@ from kvgen.ops.base import specified
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.keys import Keys, class_of_keys
-from kvgen.spec.mask import Mask
-from kvgen.spec.tables import IndexName
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.keys import Keys, class_of_keys
+from kvgen.schema.mask import Mask
+from kvgen.schema.tables import IndexName
 
 LOG2E = 1.4426950408889634
 # A column's maximum rises when a score passes it by more than this factor, in base 2: weights stay within f16.

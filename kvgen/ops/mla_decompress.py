@@ -14,7 +14,7 @@ from kvgen.lowering.row_runs import RunContext, rows_per_block, value_runs
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS: Final = 256
 

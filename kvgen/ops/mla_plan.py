@@ -13,7 +13,7 @@ from kvgen.lowering.new_rows import counts_before
 from kvgen.ops.base import ChunkOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS: Final = 512
 _MOST_BLOCKS: Final = 1024  # of chunks; further ones are taken in turns

@@ -15,8 +15,8 @@ from kvgen.lowering.page_runs import MaxLayers, PairIndex
 from kvgen.lowering.row_runs import RunContext, raw_runs
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 PAIRS: Final = 32  # whose slots are looked up at once

@@ -11,10 +11,10 @@ from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.new_rows_rules import check_new_rows, resolve_rope
 from kvgen.lowering.pooled_tokens import MOST_PAGES, VECTOR, PooledTokens, Roundings, pool_kernel
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import RmsNorm
+from kvgen.schema.tables import IndexName
 
 
 class Pool(Op):

@@ -13,8 +13,8 @@ from kvgen.lowering.partners import check_partners
 from kvgen.ops.indexer_scores import IndexerScores
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 WARPS: Final = 8
 

@@ -13,9 +13,9 @@ from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, chunks, p
 from kvgen.lowering.tables import EntryList, TableForm
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 
 @dataclass(frozen=True)

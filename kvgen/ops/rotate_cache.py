@@ -10,9 +10,9 @@ from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.new_rows_rules import check_new_rows, refuse_residual, resolve_rope
 from kvgen.lowering.row_kernel import row_kernel
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.model import Rope
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.model import Rope
+from kvgen.schema.tables import IndexName
 
 
 class RotateCache(Op):

@@ -11,8 +11,8 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 512
 

@@ -13,8 +13,8 @@ from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.row_adds import THREADS, AdderContext, adders, check_addable
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Scalar, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from kvgen.lowering.row_tiling import MOST_ROWS, Blocks, WriteContext, divide, v
 from kvgen.ops.base import CopiedRowsOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param, Size
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS = 256
 

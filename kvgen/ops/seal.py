@@ -15,8 +15,8 @@ from kvgen.lowering.row_runs import row_params
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS = 128
 

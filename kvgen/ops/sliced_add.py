@@ -13,7 +13,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.ops.lora_add import End, end_param
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Access, Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 THREADS: Final = 256
 BATCH: Final = 2

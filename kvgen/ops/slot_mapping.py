@@ -11,9 +11,9 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.new_rows_rules import check_one_place
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Scalar, Size
-from kvgen.spec.interleave import Interleave
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.interleave import Interleave
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 THREADS: Final = 256
 

@@ -13,9 +13,9 @@ from kvgen.lowering.new_rows import NewRows
 from kvgen.lowering.row_adds import THREADS
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.tables import IndexName
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.tables import IndexName
 
 BATCH: Final = 2
 MOST_ROWS: Final = 32

@@ -15,8 +15,8 @@ from kvgen.lowering.new_rows import counts_before, step_offsets
 from kvgen.ops.base import COLUMNS, WARPS, PageListOp
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.tables import IndexName
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.tables import IndexName
 
 
 @dataclass(frozen=True)

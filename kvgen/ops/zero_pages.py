@@ -11,7 +11,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.id_lists import IdList, IdLists
 from kvgen.lowering.page_runs import THREADS, MaxLayers, PagesContext, PairIndex, page_runs, pages_context, pool_param
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import Place, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import LayerNorm, Norm
-from kvgen.spec.position_scale import PositionScale
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import LayerNorm, Norm
+from kvgen.schema.position_scale import PositionScale
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]

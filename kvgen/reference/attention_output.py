@@ -15,7 +15,7 @@ from kvgen.reference.quant import cast, choose, values
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.tables import index
 from kvgen.runtime.faults import Fault
-from kvgen.spec.model import Rope
+from kvgen.schema.model import Rope
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]

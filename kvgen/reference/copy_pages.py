@@ -13,7 +13,7 @@ from kvgen.reference.pages import (
     possible_count,
 )
 from kvgen.runtime.faults import Fault
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 def copy_pages(

@@ -125,7 +125,7 @@ def decode(
     Request b's rows are `rows` from b * rows on, or with `row_offsets[B + 1]` its own, `rows` at most. Of n tokens
     (where lengths are those before the step, its rows count, but not if they are no tokens: `cross`) row i of r stands
     at n - r + i; one that stands before token 0 is as good as any other, it just has no past. `mask` and `score` are a
-    kvgen.spec Mask and Score (None: causal, and none), `arguments` what they take by name; kvgen.reference.attention
+    kvgen.schema Mask and Score (None: causal, and none), `arguments` what they take by name; kvgen.reference.attention
     says what they mean. `sinks[q_heads]` add exp(sink) to every denominator. q is `q_scale` times what it holds, out
     the result divided by `out_scale`. `scale` defaults to 1 / sqrt(head_dim). The log-sum-exp is to base `lse_base`,
     "e" or "2".

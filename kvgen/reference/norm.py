@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.rounding import ulp
-from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.schema.norm import LayerNorm, RmsNorm
 
 Floats = NDArray[np.float64]
 LOST = 2.0**-22

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.tables import LIMIT, TableView, index
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 Raw = NDArray[Any]
 

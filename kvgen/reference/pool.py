@@ -19,8 +19,8 @@ from kvgen.reference.elements import Elements, Padded, Raw, cut, in_tiles, typed
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.segments import Coded, Part, Plain
 from kvgen.reference.tables import Place
-from kvgen.spec.cache import Cache
-from kvgen.spec.quant import Quant
+from kvgen.schema.cache import Cache
+from kvgen.schema.quant import Quant
 
 Arrays = Mapping[str, Raw | Sequence[Raw]]
 BYTE_PAGE_ALIGN = 16

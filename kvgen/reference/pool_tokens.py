@@ -14,8 +14,8 @@ from kvgen.reference.hadamard import hadamard
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import RowRange, TableView, bad_total, index, request_of_row
 from kvgen.runtime.faults import Fault
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import RmsNorm
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]

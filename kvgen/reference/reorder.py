@@ -18,7 +18,7 @@ from kvgen.reference.pages import (
 )
 from kvgen.reference.tables import LIMIT, TableView, index
 from kvgen.runtime.faults import Fault
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 
 def reorder(

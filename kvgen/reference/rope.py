@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.rounding import ulp
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]

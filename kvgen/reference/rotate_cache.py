@@ -11,7 +11,7 @@ from kvgen.reference.append import Change, Changed, NewRow, changed
 from kvgen.reference.new_rows import stored_rows
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import TableView
-from kvgen.spec.model import Rope
+from kvgen.schema.model import Rope
 
 Raw = NDArray[Any]
 

@@ -13,7 +13,7 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.quant import choose, corrected, dequantize, norms, quantize
 from kvgen.reference.tables import Place
 from kvgen.runtime.faults import Fault
-from kvgen.spec.quant import Quant
+from kvgen.schema.quant import Quant
 
 # Scales and zeros `[blocks of heads, blocks of dims]`; None where there are none.
 Chosen = tuple[Raw | None, Raw | None]

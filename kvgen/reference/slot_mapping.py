@@ -10,7 +10,7 @@ from kvgen.reference.faults import FaultLog
 from kvgen.reference.slots import slot_of
 from kvgen.reference.tables import TableView, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
-from kvgen.spec.interleave import Interleave
+from kvgen.schema.interleave import Interleave
 
 
 def slot_mapping(

@@ -6,7 +6,7 @@ from typing import Literal
 
 from kvgen.reference.copy_pages import copy_pages
 from kvgen.reference.pages import Arrays, Raw
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 def swap_pages(

@@ -7,7 +7,7 @@ import numpy as np
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pages import Arrays, Raw, counted_pairs, own_scales, page_id, pages_of, possible_count
 from kvgen.runtime.faults import Fault
-from kvgen.spec.any_cache import AnyCache
+from kvgen.schema.any_cache import AnyCache
 
 
 def zero_pages(

@@ -19,7 +19,7 @@ from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert, MergeStates, SwapPages
 from kvgen.reference import Rows, cache_rows, seal
 from kvgen.runtime.faults import Fault
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.verify.memory import span
 from kvgen.verify.other_calls import prepared
 

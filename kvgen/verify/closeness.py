@@ -20,7 +20,7 @@ from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
 from kvgen.reference.decode import Seen, products, sums
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 Raw = NDArray[Any]
 Floats = NDArray[np.float64]

@@ -11,13 +11,13 @@ from typing import Any, Final, Literal
 
 from kvgen.errors import SpecError
 from kvgen.ops import Append, Decode, Extend, Gather, GatherRows, IndexerScores, MlaDecode, Scatter
-from kvgen.spec import presets
-from kvgen.spec.cache import Cache, Latent, Paged
-from kvgen.spec.kernel_set import Arch, KernelSet, Op
-from kvgen.spec.keys import Keys
-from kvgen.spec.mask import Mask
-from kvgen.spec.quant import Block, Quant
-from kvgen.spec.tables import CSR, Dense, Indirect, Ring
+from kvgen.schema import presets
+from kvgen.schema.cache import Cache, Latent, Paged
+from kvgen.schema.kernel_set import Arch, KernelSet, Op
+from kvgen.schema.keys import Keys
+from kvgen.schema.mask import Mask
+from kvgen.schema.quant import Block, Quant
+from kvgen.schema.tables import CSR, Dense, Indirect, Ring
 
 Draw = random.Random
 _TRIES: Final = 100

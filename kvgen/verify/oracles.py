@@ -51,7 +51,7 @@ from kvgen.reference.pool_tokens import latent_error
 from kvgen.reference.rope import Table
 from kvgen.reference.rounding import ulp
 from kvgen.reference.tables import LIMIT
-from kvgen.spec.mask import TREE_ROWS
+from kvgen.schema.mask import TREE_ROWS
 from kvgen.verify.batches import Contents, Pools
 from kvgen.verify.closeness import HALF_ULP, TINY, Terms, limits, terms
 from kvgen.verify.custom_oracle import judge_custom

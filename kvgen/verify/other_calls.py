@@ -15,7 +15,7 @@ from kvgen.lowering.lowered import lower_pages
 from kvgen.ops import Custom, Pool, Reorder
 from kvgen.plan.params import Array, Scalar
 from kvgen.reference import mla_plan
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 from kvgen.verify.custom_calls import custom_call
 from kvgen.verify.pooled import place_states, state_sizes
 

@@ -14,7 +14,7 @@ from kvgen.ops import Pool
 from kvgen.reference import TableView, pool_tokens
 from kvgen.reference.pool_tokens import PooledStep, Pooling, PoolState
 from kvgen.reference.rope import Table
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 Raw = NDArray[Any]
 

@@ -17,7 +17,7 @@ from kvgen.errors import ArgumentError, DeviceError, ToolError
 from kvgen.ops import Custom
 from kvgen.runtime import Kernel, describe
 from kvgen.runtime.cpu import cpu_archs
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.verify.batches import Case, batches, case_of, hostile_batch, next_case
 from kvgen.verify.hostile import damages
 from kvgen.verify.judged import Judged

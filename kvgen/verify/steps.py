@@ -12,7 +12,7 @@ from kvgen.bench import Workload
 from kvgen.bench.calls import rows_each
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Append
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.verify.batches import OPEN_TOKENS, Case
 
 READERS: Final = ("gather", "decode", "extend", "mla_decode", "indexer_scores")

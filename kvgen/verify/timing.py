@@ -18,7 +18,7 @@ from kvgen.bench.touched_bytes import SECTOR
 from kvgen.errors import DeviceError
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Convert
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.verify.bandwidth import FILLS, SCALE, SCALES, Fill
 from kvgen.verify.device import SAMPLES, Gpu
 from kvgen.verify.launch import kind_of

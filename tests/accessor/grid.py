@@ -25,7 +25,7 @@ from itertools import combinations, product
 from typing import Any, Final
 
 from kvgen import CSR, Block, Continuous, Dense, Indirect, Latent, Layout, Mapped, Paged, PerKV, Quant, Ring
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.pairwise import cover, every
 
 FACTORS: Final = {

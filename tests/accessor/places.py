@@ -20,7 +20,7 @@ from kvgen.codegen.emit import render_device, render_set, write_file
 from kvgen.runtime import cuda
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 
 PACKAGE = "kvgen_accessor_tests"
 DEVICES = ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)]

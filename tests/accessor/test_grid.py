@@ -10,7 +10,7 @@ import pytest
 
 from kvgen import ops
 from kvgen.codegen.emit import render_set
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.accessor.grid import FACTORS, LEVELS, PADS, WIDTHS, Config, config, fitting, full_grid
 from tests.accessor.kernels import kernel_set
 from tests.accessor.test_bytes import CONFIGS

@@ -8,7 +8,7 @@ import pytest
 
 from kvgen import CSR, Latent, Layout, Paged, Quant
 from kvgen.errors import ArgumentError
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.accessor.grid import Config
 from tests.accessor.kernels import accessor, kernel_set
 from tests.accessor.places import Session, build

@@ -16,7 +16,7 @@ from kvgen.layout.storage import Base, PoolTensor, Segment, Storage
 from kvgen.reference import Rows, append, decode
 from kvgen.reference.elements import Elements, cut
 from kvgen.reference.segments import Coded, Plain
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.accessor.grid import Config
 from tests.accessor.kernels import kernel_set
 from tests.accessor.places import DEVICES, build, session

@@ -16,8 +16,8 @@ from kvgen.cli.project import generated
 from kvgen.emulator.classes import CLASSES
 from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime import ABI, cuda
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import load_file
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import load_file
 
 from .conftest import Folder
 

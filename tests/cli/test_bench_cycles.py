@@ -17,7 +17,7 @@ from kvgen.cli.bench_cycles import mixed_batch
 from kvgen.cli.project import generated
 from kvgen.cycles.device import DEVICES
 from kvgen.ops import Extend
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from tests.compile.test_sass import needs_tool
 
 from .conftest import invoke

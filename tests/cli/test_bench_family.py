@@ -9,8 +9,8 @@ import pytest
 
 from kvgen.bench import Scene, Workload, call_of, measure, minimum_sectors
 from kvgen.cli.project import generated
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import load_file
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import load_file
 from tests.support.family_sets import RUN, write_project
 
 from .conftest import Folder

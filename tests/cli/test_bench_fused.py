@@ -10,8 +10,8 @@ import pytest
 
 from kvgen.bench import KNOWN, SIZES, Scene, Workload, call_of, minimum_sectors, separate_passes
 from kvgen.cli.project import generated
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import load_file
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import load_file
 from tests.support.bench_sets import NAMES, RUN, write_project
 
 from .conftest import Folder

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.compile import read_folder
-from kvgen.spec.set_names import set_names
+from kvgen.schema.set_names import set_names
 
 from .conftest import Folder
 

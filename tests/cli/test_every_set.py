@@ -13,7 +13,7 @@ from kvgen.cli.bench_cycles import _causal
 from kvgen.cli.cycles_of import attends
 from kvgen.cli.describe import plan_text
 from kvgen.codegen.emit import kernel_files, set_plans
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.schema.loader import LoadedSet, load_folder
 
 from .conftest import invoke
 

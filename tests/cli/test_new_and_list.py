@@ -13,10 +13,10 @@ import pytest
 
 from kvgen import models
 from kvgen.paths import templates_root
-from kvgen.spec import presets
-from kvgen.spec.cache import Paged
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import load_file
+from kvgen.schema import presets
+from kvgen.schema.cache import Paged
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import load_file
 
 from .conftest import Folder
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from kvgen import Block, KernelSet, Keys, Latent, Layout, Paged, Quant, RmsNorm, Rope, YarnScaling, ops
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
 from tests.compressed.statement import Codes, Form
 from tests.support.harness import package
 

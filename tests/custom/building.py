@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvgen import KernelSet
 from kvgen.codegen.emit import render_all, write_file
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from kvgen.testing import Check
 
 CHECK = Check(schedules=("ascending", 3))

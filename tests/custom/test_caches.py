@@ -14,7 +14,7 @@ from kvgen.cli.project import generated
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Custom
 from kvgen.runtime import describe
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from tests.custom.building import CHECK, build
 from tests.custom.document import blocks
 

@@ -39,7 +39,7 @@ TESTED: Final = {
     ("presets.md", "from kvgen import"): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("quantization.md", "cache = Paged(..."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("operations.md", "cache=Latent("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
-    ("quantization.md", "from kvgen.spec.codebooks"): (
+    ("quantization.md", "from kvgen.schema.codebooks"): (
         "tests/docs/test_every_block.py",
         "test_operations_that_pages_show",
     ),
@@ -144,7 +144,7 @@ def test_operations_that_pages_show() -> None:
             if not language and text.startswith("ops."):
                 for line in text.splitlines():
                     eval(line, scope)
-            elif text.startswith("from kvgen.spec.codebooks"):
+            elif text.startswith("from kvgen.schema.codebooks"):
                 exec(text, scope)
             elif not language and text.startswith(("cache=Latent", "cache=Ragged", "cache=State")):
                 eval(text.split("=", 1)[1].split("#")[0].strip(), scope)

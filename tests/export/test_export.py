@@ -27,7 +27,7 @@ from kvgen.paths import templates_root
 from kvgen.plan.params import TensorMap
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.faults import Fault, describe
-from kvgen.spec.loader import LoadedSet, load_file
+from kvgen.schema.loader import LoadedSet, load_file
 from tests.cli.conftest import Folder
 from tests.export.toolchain import FLAGS, clean, compiler, cuda_include, program, run
 

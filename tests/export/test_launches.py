@@ -24,7 +24,7 @@ from kvgen.runtime import cuda, gpu, tensor_map
 from kvgen.runtime.arrays import ArrayView
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import PagePool
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.schema.loader import LoadedSet, load_folder
 from tests.export.toolchain import program, run
 from tests.support import call_tables
 from tests.support.call_tables import SETS, Call, Memory, calls

@@ -17,7 +17,7 @@ from kvgen import KernelSet
 from kvgen.codegen.emit import kernel_files
 from kvgen.lowering.cache_header import cache_context
 from kvgen.lowering.lowered import lower
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.forms.drawing import EXECUTED, drawn
 from tests.forms.form import Subject, all_forms, parse, subjects
 

@@ -32,12 +32,12 @@ from kvgen import (
     ops,
     presets,
 )
-from kvgen.spec.codebooks import lloyd_max
-from kvgen.spec.keys import Keys
-from kvgen.spec.model import LinearScaling, Rope
-from kvgen.spec.norm import LayerNorm, RmsNorm
-from kvgen.spec.position_scale import PositionScale
-from kvgen.spec.score import Tensor
+from kvgen.schema.codebooks import lloyd_max
+from kvgen.schema.keys import Keys
+from kvgen.schema.model import LinearScaling, Rope
+from kvgen.schema.norm import LayerNorm, RmsNorm
+from kvgen.schema.position_scale import PositionScale
+from kvgen.schema.score import Tensor
 
 Draw = random.Random
 Made = TypeVar("Made")

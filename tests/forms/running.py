@@ -13,7 +13,7 @@ from kvgen import KernelSet, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.indexer import TOKENS
 from kvgen.plan.params import Scalar
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.kernel_set import Arch
 from tests.ops import (
     test_copied_layers,
     test_decode_page_lists,

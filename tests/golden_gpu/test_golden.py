@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.golden import compare
 from benchmarks.gpu.packages import generated
-from kvgen.spec.loader import load_folder
+from kvgen.schema.loader import load_folder
 from tests.golden_gpu import record
 from tests.golden_gpu.backends import CpuBackend
 from tests.golden_gpu.compare import Rule, Wanted, differences, lanes, values

@@ -10,7 +10,7 @@ import pytest
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.pools import LayerPool, layer_numbers, module_of, open_cache
 from kvgen.integrations.vllm.shard import ORDERS, Shard
-from kvgen.spec.presets.vllm import PackedOrder
+from kvgen.schema.presets.vllm import PackedOrder
 
 LAYERS, PAGES, HEADS, TOKENS, DIM = 3, 5, 2, 16, 32
 SHARD = Shard(4, HEADS, DIM, "f32", 0.25)

@@ -8,8 +8,8 @@ from typing import Any
 
 from kvgen import models
 from kvgen.models.features import lacking
-from kvgen.spec import model as model_module
-from kvgen.spec.model import Model
+from kvgen.schema import model as model_module
+from kvgen.schema.model import Model
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "tests" / "models" / "configs"

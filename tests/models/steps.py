@@ -28,8 +28,8 @@ from kvgen.lowering.frequencies import cos_sin_factor, inverse_frequencies
 from kvgen.models.layers import LayerFacts
 from kvgen.ops import Append, Decode, MlaDecode
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.model import LongRopeScaling
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.model import LongRopeScaling
 
 RECORDED = Path(__file__).parent / "recorded"
 PACKAGE = "kvgen_model_tests"

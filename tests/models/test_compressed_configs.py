@@ -14,7 +14,7 @@ from kvgen.errors import ConfigError
 from kvgen.models import Serving
 from kvgen.models.compressed_text import PRESETS
 from kvgen.ops import IndexerScores, MlaDecode, Pool, RemapIndices
-from kvgen.spec.model import YarnScaling
+from kvgen.schema.model import YarnScaling
 
 from .checkpoints import changed, config, without
 

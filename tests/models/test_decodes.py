@@ -10,10 +10,10 @@ import pytest
 
 from kvgen import models
 from kvgen.ops import Decode
-from kvgen.spec.kernel_set import Op
-from kvgen.spec.loader import load_file
-from kvgen.spec.mask import Mask
-from kvgen.spec.score import Score
+from kvgen.schema.kernel_set import Op
+from kvgen.schema.loader import load_file
+from kvgen.schema.mask import Mask
+from kvgen.schema.score import Score
 
 from .checkpoints import WRITTEN, changed, config
 

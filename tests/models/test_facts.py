@@ -14,7 +14,7 @@ import pytest
 
 from kvgen import models
 from kvgen.models.layers import LayerFacts, Norm
-from kvgen.spec.model import Compressed, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.schema.model import Compressed, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 from .checkpoints import NAMES, config
 

@@ -16,8 +16,8 @@ from kvgen.models.families import BY_CLASS, BY_TYPE, FAMILIES
 from kvgen.models.missing import MISSING
 from kvgen.models.wrappers import TEXT_OF_TYPE
 from kvgen.reference.rope import frequencies as reference_frequencies
-from kvgen.spec.loader import load_file
-from kvgen.spec.model import Indexer, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.schema.loader import load_file
+from kvgen.schema.model import Indexer, LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 
 from .checkpoints import changed, config, without
 

@@ -22,7 +22,7 @@ from kvgen.errors import ConfigError
 from kvgen.models.compressed_text import PRESETS as OF_ROWS
 from kvgen.models.families import BY_CLASS, BY_TYPE
 from kvgen.models.layers import Checkpoint
-from kvgen.spec.model import Model
+from kvgen.schema.model import Model
 
 from .checkpoints import CONFIGS, NAMES, WRITTEN, changed, config, model_in, without
 

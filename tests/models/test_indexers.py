@@ -12,9 +12,9 @@ from kvgen import KernelSet, Model, Paged, models, presets
 from kvgen.errors import ConfigError
 from kvgen.models import Serving
 from kvgen.ops import Append, IndexerQuery, IndexerScores, MlaDecode, RemapIndices
-from kvgen.spec.cache import Latent
-from kvgen.spec.model import Indexer, Rope
-from kvgen.spec.norm import LayerNorm
+from kvgen.schema.cache import Latent
+from kvgen.schema.model import Indexer, Rope
+from kvgen.schema.norm import LayerNorm
 
 from .checkpoints import changed, config, without
 

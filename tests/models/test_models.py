@@ -16,8 +16,8 @@ import pytest
 from kvgen import models
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
 
 from .checkpoints import CONFIGS, NAMES, ROOT, WRITTEN, changed, config, model_in, without
 

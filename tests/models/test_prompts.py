@@ -22,7 +22,7 @@ from kvgen.reference.attention import Arguments, Standing, modified, visible
 from kvgen.reference.decode import products, weighted
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.kernel_set import Arch
 from kvgen.verify.closeness import terms
 from tests.models.prompts import KEPT, RECORDED, TOKENS, Floats, Prompt
 from tests.support.harness import package

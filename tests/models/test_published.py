@@ -15,10 +15,10 @@ from kvgen import models
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint
 from kvgen.models.outside import RopeJson
-from kvgen.spec.kernel_set import NAME
-from kvgen.spec.loader import load_file
-from kvgen.spec.model import YarnScaling
-from kvgen.spec.quant import Block, Quant
+from kvgen.schema.kernel_set import NAME
+from kvgen.schema.loader import load_file
+from kvgen.schema.model import YarnScaling
+from kvgen.schema.quant import Block, Quant
 from tests.cli.conftest import invoke
 
 from .checkpoints import changed, config, without

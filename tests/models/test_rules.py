@@ -1,4 +1,4 @@
-"""The rules of kvgen.spec.model: what a checkpoint's facts cannot say."""
+"""The rules of kvgen.schema.model: what a checkpoint's facts cannot say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvgen.spec.model import Llama3Scaling, LongRopeScaling, Mla, Model, Rope, YarnScaling
+from kvgen.schema.model import Llama3Scaling, LongRopeScaling, Mla, Model, Rope, YarnScaling
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 8192}
 LONG = {"original_max_positions": 4096, "max_positions": 131_072}

@@ -10,7 +10,7 @@ import pytest
 from docpages.models import MOST_USED
 from kvgen import Kind, Model, Paged, Rope, State, models, ops
 from kvgen.errors import SpecError
-from kvgen.spec.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 
 from .checkpoints import ROOT, config
 

@@ -13,9 +13,9 @@ import pytest
 from kvgen import models
 from kvgen.cli.console import complete_kv_dtype
 from kvgen.errors import ConfigError
-from kvgen.spec.cache import Cache, Latent
-from kvgen.spec.loader import load_file
-from kvgen.spec.quant import Block, Quant, Recipe
+from kvgen.schema.cache import Cache, Latent
+from kvgen.schema.loader import load_file
+from kvgen.schema.quant import Block, Quant, Recipe
 
 from .checkpoints import changed, config, without
 

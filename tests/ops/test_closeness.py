@@ -16,8 +16,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, Standing, modified
 from kvgen.reference.decode import Seen, products, weighted
+from kvgen.schema.mask import Mask
 from kvgen.score import Score
-from kvgen.spec.mask import Mask
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import Step, step
 from tests.support.loud_tokens import Loud

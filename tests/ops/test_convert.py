@@ -14,8 +14,8 @@ from kvgen import Block, KernelSet, Layout, Paged, Quant, Ring, ops, presets
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.codebooks import lloyd_max
+from kvgen.schema.cache import Cache
+from kvgen.schema.codebooks import lloyd_max
 from tests.support.batches import PLAIN, batches, capacity
 from tests.support.cache_matrix import CHOSEN
 from tests.support.conversions import check, op_of, scenes

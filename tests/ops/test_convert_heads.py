@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.errors import ArgumentError, SpecError
 from kvgen.plan.params import Scalar
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.batches import PLAIN, batches, capacity
 from tests.support.conversions import check, op_of, scenes
 from tests.support.harness import on_machine, package

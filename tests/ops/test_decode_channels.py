@@ -15,7 +15,7 @@ from kvgen.lowering.attention import mma
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
-from kvgen.spec.mask import Mask
+from kvgen.schema.mask import Mask
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import Step, step, steps
 from tests.support.scenes import Scene

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kvgen import CSR, KernelSet, Paged, Quant, Ring, ops, presets, score
 from kvgen.runtime import Fault, describe
+from kvgen.schema.mask import Mask
 from kvgen.score import Score, Tensor
-from kvgen.spec.mask import Mask
 from tests.support.batches import PLAIN, Batch
 from tests.support.decode_steps import Step, step, steps
 

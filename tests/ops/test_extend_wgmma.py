@@ -34,7 +34,7 @@ from kvgen.compile.sass import count, histogram
 from kvgen.cycles.kernel import Kernel, reference
 from kvgen.errors import CompileError
 from kvgen.lowering.attention.extend_wgmma import TEMPLATE, ExtendWgmmaContext, by_rows
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import step as decode_step

@@ -17,7 +17,7 @@ from kvgen import KernelSet, Layout, Mask, Paged, Quant, ops
 from kvgen.codegen.emit import render_device, render_set
 from kvgen.errors import DeviceError
 from kvgen.reference.faults import Fault, FaultLog
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.support import harness
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import step

@@ -13,8 +13,8 @@ from kvgen import Block, ErrorWord, KernelSet, Paged, Quant, ops
 from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.faults import Fault
-from kvgen.spec.kernel_set import Arch, Op
-from kvgen.spec.quant import CodeName
+from kvgen.schema.kernel_set import Arch, Op
+from kvgen.schema.quant import CodeName
 from tests.support.harness import package
 
 HEADS, GROUP, DIM, TOKENS = 2, 2, 64, 20

@@ -19,7 +19,7 @@ from kvgen import CSR, Continuous, Indirect, KernelSet, Mapped, Paged, Ring, ops
 from kvgen.reference import Decoded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.tables import Offsets
+from kvgen.schema.tables import Offsets
 from tests.ops.test_append import scene_before
 from tests.ops.test_decode import DECODES, decode_scene
 from tests.support.batches import CHUNK, OPEN_TOKENS, PLAIN, Batch, capacity

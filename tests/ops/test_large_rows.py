@@ -9,8 +9,8 @@ import pytest
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.codegen.emit import render_all, units_of
 from kvgen.compile import compile_many, default_cache
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.norm import RmsNorm
 from tests.support.append_sets import NEOX
 
 _ONE = Quant(dtype="i8", scale_dtype="f32", block=Block(dim=1))

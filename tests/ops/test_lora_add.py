@@ -18,7 +18,7 @@ from kvgen.errors import ArgumentError
 from kvgen.reference import lora_add
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.batches import PLAIN, Batch, batches
 from tests.support.cache_matrix import FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, package

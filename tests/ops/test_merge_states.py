@@ -15,8 +15,8 @@ from kvgen.errors import ArgumentError
 from kvgen.ops.merge_states import values_dim
 from kvgen.reference import merge_states
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
 from tests.support.batches import PLAIN
 from tests.support.cache_matrix import chosen
 from tests.support.harness import package, surroundings

@@ -19,7 +19,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.mma import SIZES
 from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, optimized, package
 from tests.support.latent_steps import (

@@ -18,9 +18,9 @@ from kvgen.ops import MlaDecode
 from kvgen.reference import mla_decode
 from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Arch
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Arch
+from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN
 from tests.support.call_tables import calls
 from tests.support.harness import Run, offsets_of, on_machine, package

@@ -18,7 +18,7 @@ from kvgen.ops import MlaDecode
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import Run, launcher, offsets_of, optimized
 from tests.support.latent_records import CODES, INTS, NVFP4, SMALL, footers, inline, whole_rows

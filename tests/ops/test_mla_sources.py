@@ -20,8 +20,8 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Arch
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import Run, launcher, package
 from tests.support.latent_lists import batches, source_set, step

@@ -18,8 +18,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.wgmma import TEMPLATE, applies
 from kvgen.ops import MlaDecode
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, package
 from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvgen import CSR, KernelSet, Latent, Paged, Ring, ops
 from kvgen.errors import SpecError
 from kvgen.runtime import Fault, describe
-from kvgen.spec.rate import block_entries
+from kvgen.schema.rate import block_entries
 from tests.ops.test_fused import call_of, check
 from tests.support.append_sets import SETS
 from tests.support.batches import PLAIN, batches

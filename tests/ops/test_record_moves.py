@@ -13,7 +13,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import store_scales
 from kvgen.reference.elements import Elements, Padded
 from kvgen.runtime import describe
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.ops.test_lora_add import flat_rows, stored_scene
 from tests.ops.test_records import LATENT, ROWS, powers
 from tests.ops.test_rows_add import check_rows, width_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Continuous
+from kvgen.schema.cache import Continuous
 from tests.support.batches import batches
 from tests.support.harness import offsets_of, package
 from tests.support.key_lists import BATCH as KEYS

@@ -16,7 +16,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import reorder
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import index_name, package
 from tests.support.memory import Raw, rows_array

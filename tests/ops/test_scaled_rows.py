@@ -19,8 +19,8 @@ from kvgen.lowering.attention.simt import SimtContext
 from kvgen.reference import cache_rows
 from kvgen.reference.quant import unpack_codes
 from kvgen.runtime.cpu import machine
-from kvgen.spec.codebooks import lloyd_max
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.codebooks import lloyd_max
+from kvgen.schema.loader import LoadedSet
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import batches
 from tests.support.extend_steps import steps

@@ -26,7 +26,7 @@ from kvgen.reference import (
     zero_pages,
 )
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet, load_folder
+from kvgen.schema.loader import LoadedSet, load_folder
 from tests.support.harness import package
 from tests.support.memory import GUARD, Raw, aligned, rows_array
 from tests.support.page_moves import vector

@@ -14,7 +14,7 @@ from kvgen.reference import cache_rows
 from kvgen.reference.rope import rotate_error
 from kvgen.reference.rounding import ulp
 from kvgen.runtime.cpu import machine
-from kvgen.spec.model import LongRopeScaling
+from kvgen.schema.model import LongRopeScaling
 from tests.reference.golden import Golden, golden
 from tests.support.harness import package
 

@@ -10,7 +10,7 @@ import pytest
 from kvgen.compile import compile_unit, default_cache
 from kvgen.emulator import Library, build
 from kvgen.reference import quant
-from kvgen.spec.codebooks import lloyd_max
+from kvgen.schema.codebooks import lloyd_max
 from tests.quant.inputs import around, every_half, patterns
 from tests.quant.kernels import launched, memory, unit
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen import models
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import RmsNorm
 from tests.models.checkpoints import changed, config
 
 FILES = Path(__file__).parent / "transformers"

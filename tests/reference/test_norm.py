@@ -9,7 +9,7 @@ import pytest
 from kvgen.errors import SpecError
 from kvgen.reference.norm import rms_norm, rms_norm_error
 from kvgen.reference.rounding import ulp
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.norm import RmsNorm
 from tests.reference.golden import Golden, golden, load
 
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)

@@ -14,7 +14,7 @@ from kvgen.reference import norm as norms
 from kvgen.reference import rope as oracle
 from kvgen.reference.rope import Table, rotate, rotate_error
 from kvgen.reference.rounding import ulp
-from kvgen.spec.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
+from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Rope, YarnScaling
 from tests.models.checkpoints import NAMES
 from tests.models.test_models import GOLDEN
 from tests.reference.golden import Golden, golden, load, rope_of

@@ -19,7 +19,7 @@ from kvgen.reference.elements import Elements
 from kvgen.reference.quant import LARGEST, code_dtype
 from kvgen.reference.segments import Coded
 from kvgen.runtime.faults import NO_FAULT
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.reference.variants import PAGES, VARIANTS, arrays_of, bits, memory_of
 
 LAYER = 1
@@ -254,14 +254,14 @@ def test_oracles_know_nothing_of_what_they_check() -> None:
     allowed_from = (
         "kvgen.reference",
         "kvgen.runtime.faults",
-        "kvgen.spec.any_cache",
-        "kvgen.spec.cache",
-        "kvgen.spec.interleave",
-        "kvgen.spec.model",
-        "kvgen.spec.norm",
-        "kvgen.spec.position_scale",
-        "kvgen.spec.quant",
-        "kvgen.spec.tables",
+        "kvgen.schema.any_cache",
+        "kvgen.schema.cache",
+        "kvgen.schema.interleave",
+        "kvgen.schema.model",
+        "kvgen.schema.norm",
+        "kvgen.schema.position_scale",
+        "kvgen.schema.quant",
+        "kvgen.schema.tables",
     )
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

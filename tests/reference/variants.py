@@ -13,7 +13,7 @@ from kvgen import CSR, Block, Continuous, Dense, Latent, Layout, Paged, PerKV, Q
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import TableView, append, cache_rows, gather
 from kvgen.runtime.faults import NO_FAULT
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 PAGES, LAYERS, CANARY = 3, 2, 0xEE
 F32 = np.float32

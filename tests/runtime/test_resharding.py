@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, page_ranges, paired_ranges, presets
 from kvgen.errors import ArgumentError
-from kvgen.spec.presets.vllm import PackedOrder
+from kvgen.schema.presets.vllm import PackedOrder
 from tests.support.harness import package
 
 ROOT: Final = Path(__file__).resolve().parents[2]

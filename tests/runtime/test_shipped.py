@@ -73,7 +73,7 @@ try:
     kvgen.load(3)
 except ImportError as error:
     said = str(error)
-absent = ("jinja2", "pydantic", "typer", "rich", "packaging", "kvgen.spec", "kvgen.lowering", "cuda.bindings.nvrtc")
+absent = ("jinja2", "pydantic", "typer", "rich", "packaging", "kvgen.schema", "kvgen.lowering", "cuda.bindings.nvrtc")
 print(json.dumps({
     "repr": repr(module.append), "loaded": loaded, "launches": launches, "said": said,
     "heavy": [name for name in absent if name in sys.modules],

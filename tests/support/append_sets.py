@@ -23,7 +23,7 @@ from kvgen import (
     ops,
     presets,
 )
-from kvgen.spec.norm import RmsNorm
+from kvgen.schema.norm import RmsNorm
 from tests.support.cache_matrix import CHOSEN
 
 NEOX: Final = Rope(style="neox", theta=10_000.0)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvgen import CSR, Block, Continuous, Dense, KernelSet, Latent, Layout, Mapped, Paged, PerKV, Quant, Ring, presets
-from kvgen.spec.cache import Cache
-from kvgen.spec.codebooks import lloyd_max
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.codebooks import lloyd_max
+from kvgen.schema.kernel_set import Op
 
 _APART: Final = Layout(k="page layer token head dim", v="layer page token head dim")
 

@@ -14,7 +14,7 @@ from kvgen import Continuous, KernelSet
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
-from kvgen.spec.mask import TREE_ROWS
+from kvgen.schema.mask import TREE_ROWS
 from tests.support.batches import OPEN_TOKENS, Batch
 from tests.support.harness import (
     Run,

@@ -23,7 +23,7 @@ from kvgen import (
     ops,
     presets,
 )
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.kernel_set import Arch
 from tests.support.sets import ALL
 
 

@@ -22,7 +22,7 @@ SPEC: Final = '''"""Every way to store a cache."""
 from typing import Any
 
 from kvgen import CSR, Block, Continuous, KernelSet, Latent, Layout, Paged, PerKV, Quant, Ring, ops
-from kvgen.spec.tables import Indirect, Mapped
+from kvgen.schema.tables import Indirect, Mapped
 
 SIZES: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 32}
 ALL = [ops.Append(), ops.Gather(), ops.Decode()]

@@ -27,7 +27,7 @@ from kvgen.reference.pool import scales_word
 from kvgen.reference.segments import Coded, Plain
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.support.batches import Batch
 from tests.support.loud_tokens import raise_edges as raise_edges
 from tests.support.memory import CANARY, Bytes, Raw, rows_array

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Keys
 from kvgen.ops import Gather
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.batches import Batch
 from tests.support.latent_steps import latent_set, op_of
 from tests.support.memory import Raw, rows_array

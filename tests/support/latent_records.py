@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvgen import Block, Latent, Layout, Quant, presets
-from kvgen.spec.codebooks import lloyd_max
+from kvgen.schema.codebooks import lloyd_max
 
 SMALL: dict[str, Any] = {"latent_dim": 64, "rope_dim": 16}
 BF16 = presets.max_mla(**SMALL, page_size=4)

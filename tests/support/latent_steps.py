@@ -14,8 +14,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.reference.mla_decode import Listed
-from kvgen.spec.cache import Cache
-from kvgen.spec.keys import class_of_keys
+from kvgen.schema.cache import Cache
+from kvgen.schema.keys import class_of_keys
 from tests.support.batches import Batch
 from tests.support.harness import Run, hold_untouched, launcher, on_machine, package, surroundings
 from tests.support.memory import CANARY, Raw, rows_array

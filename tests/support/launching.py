@@ -19,7 +19,7 @@ from kvgen import Continuous, KernelSet, Layout, Paged, ops
 from kvgen.codegen.emit import render_all, write_file
 from kvgen.errors import DeviceError
 from kvgen.runtime import cuda, packing
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 
 Raw = NDArray[Any]
 PACKAGE = "kvgen_launcher_tests"

@@ -12,8 +12,8 @@ from kvgen import CSR, Dense, Indirect, KernelSet, Mapped, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import to_csr, to_dense
 from kvgen.runtime import describe
-from kvgen.spec.cache import Cache, Continuous
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache, Continuous
+from kvgen.schema.kernel_set import Op
 from tests.support.batches import PLAIN
 from tests.support.cache_matrix import CHOSEN, chosen
 from tests.support.harness import surroundings

@@ -13,8 +13,8 @@ from kvgen import CSR, KernelSet, ops
 from kvgen.lowering.id_lists import IdLists
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
 from tests.support.batches import PLAIN, Batch, batches
 from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import package

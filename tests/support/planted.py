@@ -11,7 +11,7 @@ import pytest
 
 from kvgen import KernelSet
 from kvgen.codegen.emit import render_device, render_set
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 
 
 def planted(

@@ -12,7 +12,7 @@ from kvgen import Block, Dense, KernelSet, Latent, Layout, Paged, Quant, RmsNorm
 from kvgen.layout.dtypes import dtype
 from kvgen.reference.pool_tokens import PooledStep, PoolState, latent_error
 from kvgen.runtime import describe
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.kernel_set import Op
 from kvgen.verify.pooled import pooled_step, state_of
 from tests.ops.test_fused import check_row
 from tests.support.batches import PLAIN, Batch

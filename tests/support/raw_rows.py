@@ -11,7 +11,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.row_runs import stored_runs
 from kvgen.reference import gather_raw, scatter, scatter_raw
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.support.cache_matrix import CHOSEN, FEW_BITS, chosen
 from tests.support.harness import Run, hold_memory, launcher, surroundings
 from tests.support.memory import CANARY, Raw, rows_array

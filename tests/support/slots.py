@@ -11,8 +11,8 @@ import numpy as np
 from kvgen import KernelSet, Quant, ops
 from kvgen.reference import remap_indices, slot_mapping
 from kvgen.runtime import describe
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
 from tests.support.batches import PLAIN
 from tests.support.cache_matrix import CHOSEN, chosen
 from tests.support.harness import index_name, offsets_of, surroundings

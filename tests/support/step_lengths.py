@@ -12,8 +12,8 @@ from kvgen import CSR, KernelSet, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import advance, row_offsets
 from kvgen.runtime import describe
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
 from tests.support.batches import PLAIN, Batch
 from tests.support.cache_matrix import chosen
 from tests.support.harness import Run, hold_memory, index_name, package

@@ -13,10 +13,10 @@ from kvgen.layout.dtypes import dtype
 from kvgen.reference import norm_cache, rotate_cache
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import Op
-from kvgen.spec.model import Rope
-from kvgen.spec.norm import LayerNorm, RmsNorm
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import Op
+from kvgen.schema.model import Rope
+from kvgen.schema.norm import LayerNorm, RmsNorm
 from tests.ops.test_fused import check_q, check_row, fill
 from tests.support.append_sets import GEMMA, NEOX, YARN
 from tests.support.batches import PLAIN, Batch

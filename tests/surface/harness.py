@@ -18,9 +18,9 @@ from kvgen import CSR, Block, Dense, KernelSet, Latent, Layout, Paged, PerKV, Qu
 from kvgen.codegen.emit import render_all, units_of, write_file
 from kvgen.compile import Unit
 from kvgen.runtime.cpu import machine
-from kvgen.spec.cache import Cache
-from kvgen.spec.loader import LoadedSet
-from kvgen.spec.tables import Indirect, Mapped
+from kvgen.schema.cache import Cache
+from kvgen.schema.loader import LoadedSet
+from kvgen.schema.tables import Indirect, Mapped
 
 HERE: Final = Path(__file__).parent
 PACKAGE: Final = "kvgen_surface_tests"

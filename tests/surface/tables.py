@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.layout.dtypes import dtype
-from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
+from kvgen.schema.cache import Cache
+from kvgen.schema.tables import CSR, Dense, Indirect, Mapped, PerKV, Ring
 
 Array = NDArray[Any]
 BAD: Final = 2**31 - 1

@@ -14,7 +14,7 @@ from kvgen.compile import Unit, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import count, histogram, sass
 from kvgen.runtime.cpu import machine
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.surface.harness import BF16, GATHERED, HERE, PAGE, filled, kernel_set, package, unit
 from tests.surface.loops import instructions, kernels, loops

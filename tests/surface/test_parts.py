@@ -11,8 +11,8 @@ from kvgen import Block, KernelSet, Latent, Paged, Quant, ops
 from kvgen.compile import UnitError, compile_unit
 from kvgen.errors import ArgumentError
 from kvgen.layout.dtypes import dtype
-from kvgen.spec.cache import Cache
-from kvgen.spec.tables import Indirect
+from kvgen.schema.cache import Cache
+from kvgen.schema.tables import Indirect
 from tests.accessor.places import build, session
 from tests.surface.harness import BF16, MAX, PAGE, filled, unit
 from tests.surface.marks import proves

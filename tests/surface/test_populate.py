@@ -13,7 +13,7 @@ from kvgen.compile import UnitError, compile_unit
 from kvgen.errors import ArgumentError
 from kvgen.ops import Array as ArrayArgument
 from kvgen.ops import Custom
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.surface.harness import BF16, CACHES, MAX, TABLES, filled, package, run, unit
 from tests.surface.marks import proves
 from tests.surface.tables import BAD, bind, page_of

@@ -6,7 +6,7 @@ import pytest
 
 from kvgen import Latent, Quant, ops, presets
 from kvgen.compile import UnitError, compile_unit
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 from tests.surface.harness import CACHES, unit
 
 HEADS_FIRST, LATENT, GIVEN = CACHES["hnd"], CACHES["latent"], CACHES["given"]

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kvgen.spec.cache import Paged
+from kvgen.schema.cache import Paged
 from tests.surface.harness import CACHES, PAGE
 from tests.surface.marks import proves
 from tests.surface.scenes import COUNT, IDS, LAYER, LAYERS, LENGTHS, MOST, ROWS, SCALE_IDS, SCALES, SLOTS, STORED, Scene

@@ -25,8 +25,8 @@ from kvgen.plan.params import Array, PoolMap, Size
 from kvgen.runtime import Launcher, launcher
 from kvgen.runtime.arrays import ITEMSIZE, ArrayView, view
 from kvgen.runtime.pool_tensors import Tensor
-from kvgen.spec.kernel_set import KernelSet, Op
-from kvgen.spec.loader import load_folder
+from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.loader import load_folder
 from kvgen.verify import batches as batches_of_verify
 from kvgen.verify import launch as launch_of_verify
 from kvgen.verify.batches import Case, batches, case_of

@@ -17,7 +17,7 @@ from kvgen.bench import KNOWN
 from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from kvgen.verify import run
 from kvgen.verify.batches import batches, case_of, hostile_batch
 from kvgen.verify.judged import Judged

@@ -13,8 +13,8 @@ import pytest
 from kvgen import Continuous, ops
 from kvgen.cli.project import generated
 from kvgen.layout.dtypes import dtype
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.loader import load_folder
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.loader import load_folder
 from kvgen.verify.memory import GpuArray, HostMemory
 from kvgen.verify.run import Verifier
 from tests.cli.conftest import Folder

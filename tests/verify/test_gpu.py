@@ -21,7 +21,7 @@ from kvgen.emulator import build
 from kvgen.errors import DeviceError
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.tensor_map import encode
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from kvgen.verify import timing
 from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, Reading, bandwidth_unit, filler, read_bandwidth
 from kvgen.verify.batches import batches

@@ -12,7 +12,7 @@ import pytest
 
 from kvgen.cli.project import generated
 from kvgen.reference import Decoded, Scored
-from kvgen.spec.loader import load_file
+from kvgen.schema.loader import load_file
 from kvgen.verify import oracles, run
 from kvgen.verify.batches import Case
 from kvgen.verify.judged import Judged

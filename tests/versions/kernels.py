@@ -26,7 +26,7 @@ from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.config import find_config
 from kvgen.errors import CompileError
 from kvgen.paths import templates_root
-from kvgen.spec.loader import LoadedSet
+from kvgen.schema.loader import LoadedSet
 
 # What versions of NVRTC differ in, a kernel or two each: bodies of generic lambdas (pages, held row offsets, copies of extend's
 # tiles), wgmma, narrow floats, and the families of architectures. All are in generated/. PTX where the assembler takes longest.

@@ -18,7 +18,7 @@ from kvgen.integrations.transformers import versions
 from kvgen.integrations.transformers.faults import Faults, stream_of
 from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, attention_of, sets_of
 from kvgen.integrations.transformers.tensor_parallel import gpus_that_share
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.kernel_set import Arch
 
 DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Architectures that kernels are compiled for where there is no GPU to ask.

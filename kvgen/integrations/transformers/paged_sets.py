@@ -10,12 +10,12 @@ from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.ops.merge_states import MergeStates
-from kvgen.spec.cache import Paged
-from kvgen.spec.cache_fields import Layout
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.ragged import Ragged
-from kvgen.spec.tables import CSR
+from kvgen.schema.cache import Paged
+from kvgen.schema.cache_fields import Layout
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.ragged import Ragged
+from kvgen.schema.tables import CSR
 
 _LAYOUT = Layout(k="page token head dim", v="page token head dim", layers="pointers")
 

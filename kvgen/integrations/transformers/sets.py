@@ -13,12 +13,12 @@ from kvgen.models.serving import shard
 from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
-from kvgen.spec.cache import Paged
-from kvgen.spec.cache_fields import Layout
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.quant import Quant
-from kvgen.spec.score import Score
+from kvgen.schema.cache import Paged
+from kvgen.schema.cache_fields import Layout
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.quant import Quant
+from kvgen.schema.score import Score
 
 DtypeName = Literal["bf16", "f16", "f32"]
 KvDtype = Literal["auto", "e4m3"]

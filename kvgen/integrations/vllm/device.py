@@ -11,7 +11,7 @@ import torch
 from kvgen.compile.arch import ARCHS, select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime.module import cubin
-from kvgen.spec.kernel_set import Arch
+from kvgen.schema.kernel_set import Arch
 
 # Where there is no GPU to ask: the CPU machine runs kernels of either.
 _WITHOUT_GPU: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")

@@ -13,12 +13,12 @@ from kvgen.ops.extend import Extend
 from kvgen.ops.gather import Gather
 from kvgen.ops.merge_states import MergeStates
 from kvgen.ops.mla_decode import MlaDecode
-from kvgen.spec.cache import Latent
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.presets.vllm import vllm_mla, vllm_mla_fp8
-from kvgen.spec.quant import Quant
-from kvgen.spec.ragged import Ragged
+from kvgen.schema.cache import Latent
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.presets.vllm import vllm_mla, vllm_mla_fp8
+from kvgen.schema.quant import Quant
+from kvgen.schema.ragged import Ragged
 
 # What vLLM's --kv-cache-dtype says -> rows of the model's dtype, of codes with one scale a layer, or of 656 bytes.
 MlaCacheDtype = Literal["auto", "fp8_e4m3", "fp8_ds_mla"]

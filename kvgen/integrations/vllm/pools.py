@@ -12,8 +12,8 @@ from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.shard import Pages, Shard, kernel_set
 from kvgen.runtime.arrays import ArrayView, itemsize, view
-from kvgen.spec.kernel_set import Arch
-from kvgen.spec.presets.vllm import PackedOrder
+from kvgen.schema.kernel_set import Arch
+from kvgen.schema.presets.vllm import PackedOrder
 
 
 @dataclass(frozen=True)

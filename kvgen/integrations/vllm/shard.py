@@ -11,11 +11,11 @@ from kvgen.errors import ConfigError, SpecError
 from kvgen.ops.append import Append
 from kvgen.ops.decode import MOST_ROWS, Decode
 from kvgen.ops.extend import Extend
-from kvgen.spec.kernel_set import Arch, KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.presets.quants import KVCacheDType
-from kvgen.spec.presets.vllm import PackedOrder, vllm_packed
-from kvgen.spec.score import Score
+from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.presets.quants import KVCacheDType
+from kvgen.schema.presets.vllm import PackedOrder, vllm_packed
+from kvgen.schema.score import Score
 
 DtypeName = Literal["bf16", "f16", "f32"]
 

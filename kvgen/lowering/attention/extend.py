@@ -25,8 +25,8 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Size
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.mask import TREE_ROWS
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.mask import TREE_ROWS
 
 # Warps of a block, tiles of 16 columns of each, and tokens of a tile, the best first: what a warp reads of K and V serves 32
 # columns, or the tensor cores wait for shared memory.

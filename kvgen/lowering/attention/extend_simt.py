@@ -12,7 +12,7 @@ from kvgen.lowering.attention.mma import SLACK
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 # Dims of V whose sums a warp keeps in registers, of 16 columns: 128 registers of a lane. Of half of them it has 32 columns: what
 # it reads of K and V serves twice as many.

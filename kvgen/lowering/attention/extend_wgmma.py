@@ -17,7 +17,7 @@ from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import PoolMap
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.tensor_map import head_steps
 
 TEMPLATE: Final = "ops/extend_wgmma.cu.j2"

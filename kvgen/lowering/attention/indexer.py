@@ -8,8 +8,8 @@ from typing import Final
 from kvgen.lowering.attention.mla import MEMORY
 from kvgen.lowering.attention.mma import SIZES
 from kvgen.lowering.lowered import lower
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
 
 THREADS: Final = 128
 # Keys of a tile, one a thread.

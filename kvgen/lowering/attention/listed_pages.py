@@ -6,7 +6,7 @@ from typing import Final
 
 from kvgen.lowering.lowered import lower
 from kvgen.plan.params import Array, Size
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 LIST_SIZES: Final = (
     Size("page_lists_stride", "i64", "page_lists.stride"),

@@ -11,9 +11,9 @@ from kvgen.expr.score_c import Elements, Names, float_literal, floors
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.lowered import lower
 from kvgen.plan.params import Array, Param, Scalar, Size
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.mask import Mask
-from kvgen.spec.score import Score, Tensor
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.mask import Mask
+from kvgen.schema.score import Score, Tensor
 
 LOG2E: Final = 1.4426950408889634
 

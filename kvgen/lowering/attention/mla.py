@@ -8,7 +8,7 @@ from typing import Final
 
 from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.mma import SIZES, Stages
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 WARPS: Final = 8
 THREADS: Final = 32 * WARPS

@@ -10,9 +10,9 @@ from kvgen.lowering.attention.mla import MEMORY, THREADS
 from kvgen.lowering.attention.mla_lists import ListContext
 from kvgen.lowering.attention.mma import SIZES, Stages
 from kvgen.lowering.attention.split_kv import Attended
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.keys import Keys
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.keys import Keys
 
 TEMPLATE: Final = "ops/mla_decode_pairs.cu.j2"
 COLS: Final = 16

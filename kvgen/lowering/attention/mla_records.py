@@ -11,7 +11,7 @@ from kvgen.lowering.attention.mla import MEMORY, WARPS
 from kvgen.lowering.attention.mla_lists import ListContext
 from kvgen.lowering.attention.mma import SIZES
 from kvgen.lowering.attention.split_kv import Attended
-from kvgen.spec.cache import Cache
+from kvgen.schema.cache import Cache
 
 TEMPLATE: Final = "ops/mla_decode_records.cu.j2"
 TOKENS: Final = 32

@@ -10,8 +10,8 @@ from kvgen.lowering.attention.mla_pairs import COLS, DIMS, pair_row, rows_hindra
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.attention.wgmma import ARCH, MEMORY, THREADS, others, wgmma_file
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.keys import Keys
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.keys import Keys
 
 TEMPLATE: Final = "ops/mla_decode_warpgroups.cu.j2"
 # Tokens of a tile: rows of a product. Dims of a product: what shares a scale.

@@ -13,8 +13,8 @@ from kvgen.lowering.attention.mla_lists import ListContext
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
 
 TEMPLATE: Final = "ops/mla_decode_widened.cu.j2"
 # The one architecture that has these products.

@@ -14,8 +14,8 @@ from kvgen.layout.storage import Segment
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
-from kvgen.spec.cache import Cache
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.cache import Cache
+from kvgen.schema.kernel_set import KernelSet
 
 # Scores may pass a column's maximum by 2^8 before it rises: f16 weights stay below 2^16 by far, sums in f32.
 SLACK: Final = 8

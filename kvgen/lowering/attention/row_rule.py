@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvgen.lowering.attention import extend, extend_wgmma, mma
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 # Of a decode, at most.
 MOST_ROWS: Final = 128

@@ -11,7 +11,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 WARPS: Final = 4
 # Query and accumulator elements a thread keeps in registers as f32, each; twice this plus addresses stays below 255.

@@ -14,8 +14,8 @@ from kvgen.lowering.lowered import lower
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.plan.split_plan import SplitPlan
-from kvgen.spec.kernel_set import KernelSet
-from kvgen.spec.mask import Mask
+from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.mask import Mask
 
 Split = Literal["none", "balanced", "invariant"]
 

@@ -8,7 +8,7 @@ from typing import Final
 from kvgen.lowering.attention.mla import LatentRow, latent_row, shape_of
 from kvgen.lowering.attention.split_kv import Attended
 from kvgen.plan.kernel import KernelPlan
-from kvgen.spec.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet
 
 TEMPLATE: Final = "ops/mla_decode_wgmma.cu.j2"
 # The one architecture that has these products.

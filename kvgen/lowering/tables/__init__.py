@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvgen.lowering.tables import csr, dense, indirect, mapped, offsets, per_kv, ring, states
 from kvgen.lowering.tables.base import EntryList, TableForm
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
 
 __all__ = ["EntryList", "TableForm", "table_form"]
 

@@ -6,8 +6,8 @@ from kvgen.layout.dtypes import dtype
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.tables import Dense
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.tables import Dense
 
 
 def form(cache: AnyCache, table: Dense) -> TableForm:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.tables import Mapped
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.tables import Mapped
 
 
 def form(cache: AnyCache, table: Mapped) -> TableForm:

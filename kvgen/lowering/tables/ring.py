@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvgen.lowering.cache_kinds import cache_kind
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.tables import Ring
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.tables import Ring
 
 
 def form(cache: AnyCache, table: Ring) -> TableForm:

@@ -19,9 +19,9 @@ from kvgen.reference.tables.per_kv import PerKVReading
 from kvgen.reference.tables.ring import RingReading
 from kvgen.reference.tables.states import StatesReading
 from kvgen.runtime.faults import Fault
-from kvgen.spec.any_cache import AnyCache
-from kvgen.spec.cache import Cache
-from kvgen.spec.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
+from kvgen.schema.any_cache import AnyCache
+from kvgen.schema.cache import Cache
+from kvgen.schema.tables import CSR, Dense, Indirect, Mapped, Offsets, PerKV, Ring, States
 
 
 def reading_of(cache: AnyCache, arrays: Mapping[str, NDArray[Any]], pages: int, tokens: int) -> Reading:
