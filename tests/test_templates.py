@@ -12,9 +12,9 @@ import pytest
 from jinja2 import meta
 
 from kvgen import ops
+from kvgen.architectures import ARCHS
 from kvgen.codegen.emit import File, load_and_render
 from kvgen.codegen.render import environment, render
-from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
 from kvgen.errors import ToolError
 from kvgen.export.example import ExampleContext

@@ -8,12 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from kvgen.architectures import Arch
 from kvgen.codegen.emit import File, files_elsewhere, kernel_files, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import archs_given, cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import LoadedSet
 from kvgen.schema.shard import shard
 

@@ -5,6 +5,7 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 
 from __future__ import annotations
 
+from kvgen.architectures import ARCHS, Arch
 from kvgen.compile.aot import (
     Manifest,
     ManifestEntry,
@@ -15,7 +16,7 @@ from kvgen.compile.aot import (
     read_launchers,
     write_folder,
 )
-from kvgen.compile.arch import ARCHS, Arch, archs_given, select_arch, supported_archs
+from kvgen.compile.arch import archs_given, select_arch, supported_archs
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvgen.architectures import architecture, on_cpu
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan.params import Array
 from kvgen.runtime.arrays import extent
@@ -105,7 +106,7 @@ def require_host_compiler() -> None:
 
 def cpu_archs(module: Module) -> list[str]:
     """The architectures of a set whose code runs here."""
-    return [arch for arch in module.arch if arch in ("sm_80", "sm_89", "sm_90a")]
+    return on_cpu(module.arch)
 
 
 def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
@@ -190,7 +191,9 @@ class CpuLaunch:
                 dynamic_shared=kernel.shared_on(self._arch),
                 buffers=self._buffers,
                 schedule=chosen.schedule,
-                programmatic=self._arch >= "sm_90",  # as on a GPU: it may start while the kernel before it runs
+                programmatic=architecture(
+                    self._arch
+                ).programmatic,  # as on a GPU: it may start while the kernel before it runs
             )
         except EmulatorError as error:
             raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error

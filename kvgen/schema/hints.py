@@ -8,6 +8,8 @@ from typing import Final
 
 from pydantic_core import ErrorDetails
 
+from kvgen.architectures import GPUS
+
 # The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
 OPERATIONS: Final = (
     "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
@@ -91,7 +93,6 @@ FIELDS: Final = {
     "kv_cache_dtype": "quant",
 }
 _TABLES: Final = ("Dense", "CSR", "Indirect", "Mapped", "PerKV", "Ring")
-_GPUS: Final = {"ampere": "sm_80", "a100": "sm_80", "ada": "sm_89", "l4": "sm_89", "hopper": "sm_90a", "h100": "sm_90a"}
 _LISTS: Final = {"arch": '["sm_90a"]', "ops": "[ops.Append()]"}
 
 
@@ -185,7 +186,7 @@ def _target(word: str, valid: list[str]) -> str | None:
     """The target whose code runs on a GPU called sm_XY (compute capability X.Y), with or without a suffix."""
     match = re.fullmatch(r"(?:(?:sm|compute)_?)?(\d{2,3})[af]?", word)
     if match is None:
-        return _GPUS.get(word)
+        return GPUS.get(word)
     from kvgen.compile.arch import select_arch
     from kvgen.errors import KvgenError
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
+from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.any_cache import AnyCache
@@ -17,7 +18,6 @@ from kvgen.schema.cache import Cache
 from kvgen.schema.cache_facts import check_cache
 from kvgen.schema.model import Model
 
-Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 C_NAMES: Final = frozenset(
@@ -146,7 +146,7 @@ class KernelSet(Spec):
     """
     ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
     """Operations, a kernel or more and a launcher each; their names differ."""
-    arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
+    arch: tuple[Arch, ...] = Field(default=DEFAULT_ARCHS, min_length=1, strict=False)
     """Architectures to compile for: "sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f" (docs/architectures.md)."""
     model: Model | None = None
     """Facts of the checkpoint that operations refer to, as rope="model". None: operations state what they need."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, presets
+from kvgen.architectures import Arch
 from kvgen.codegen.emit import kernel_files, render_set
 from kvgen.compile import select_arch
 from kvgen.errors import DeviceError, SpecError
@@ -19,7 +20,6 @@ from kvgen.reference import mla_decode
 from kvgen.runtime import cuda
 from kvgen.runtime import gpu as backend
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import Arch
 from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN
 from tests.support.call_tables import calls

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Latent, Layout, Quant, presets
+from kvgen.architectures import Arch
 from kvgen.bench.tiles import Tile, tile_of
 from kvgen.cli.decode_plan_text import attention
 from kvgen.errors import ArgumentError
@@ -21,7 +22,6 @@ from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import Arch
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import Run, launcher, package
 from tests.support.latent_lists import batches, source_set, step
