@@ -100,7 +100,7 @@ def _listed_rows(scene: Scene) -> dict[str, int]:
 def _asks_lengths(scene: Scene, call: Call) -> bool:
     """Whether the operation must know how many tokens requests have; where a planner has asked, the list of chunks says it."""
     if call.kind in (*ATTENDING, *NEW_ROWS):
-        return call.op.split_plan(scene.kernels) is None
+        return call.op.plan(scene.kernels)[0].split is None
     return call.kind in ("append", "seal", *IN_PLACE) or scene.cache.page_table.drops_tokens
 
 

@@ -135,7 +135,7 @@ def record(
 ) -> str:
     """The text of one set's resources.json; digests, plans and sources by unit name. Needs the SASS tools."""
     from kvgen.bench.tiles import tile_of
-    from kvgen.cli.cycles_of import attends, kernel_of, recorded
+    from kvgen.cli.attention_cycles import attends, kernel_of, recorded
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
 
@@ -147,7 +147,7 @@ def record(
         opcodes, plan = histogram(listing), plans[image.unit_name]
         cycles: dict[str, int] = {}
         if attends(plan):
-            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(kernel_set, plan))
+            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(plan.on(image.arch)))
         kernel = kernels.setdefault(image.unit_name.partition("/")[2], {"digest": digests[image.unit_name]})
         kernel[image.arch] = {
             "registers": image.resources.registers,

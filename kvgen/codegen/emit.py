@@ -77,9 +77,9 @@ def _file(path: str, sources: str, body: str, trace: Callable[[], tuple[str, ...
     return File(path, banner + body, trace)
 
 
-def _templated(path: str, spec: str, template: str, context: object, *, given_scales: bool = False) -> File:
-    text = render(template, context, given_scales=given_scales)
-    trace = partial(origins, template, context, text, given_scales=given_scales)
+def _templated(path: str, spec: str, template: str, context: object, **more: bool | str) -> File:
+    text = render(template, context, **more)
+    trace = partial(origins, template, context, text, **more)
     return _file(path, f"{spec} and templates/{template}", text, trace)
 
 
@@ -159,7 +159,9 @@ def _kernel(path: str, loaded: LoadedSet, plan: KernelPlan) -> File:
     if plan.source:
         return _written(path, loaded, plan)
     given = loaded.kernels.cache.given_scales
-    return _templated(path, loaded.source, plan.template, plan.context, given_scales=given)
+    return _templated(
+        path, loaded.source, plan.template, plan.context, given_scales=given, other_files=plan.other_files
+    )
 
 
 def set_plans(loaded: LoadedSet) -> dict[str, tuple[KernelPlan, ...]]:
@@ -178,8 +180,9 @@ def kernel_files(
 
 def files_elsewhere(loaded: LoadedSet) -> dict[str, dict[str, str]]:
     """The kernels that run in another one's place ("<set>/<kernel>"), by architecture."""
-    plans = (plan for group in set_plans(loaded).values() for plan in group if plan.elsewhere)
-    return {f"{loaded.kernels.name}/{plan.name}": {a: other.name for a, other in plan.elsewhere} for plan in plans}
+    plans = (plan for group in set_plans(loaded).values() for plan in group)
+    found = {f"{loaded.kernels.name}/{plan.name}": plan.differing("name") for plan in plans}
+    return {unit: files for unit, files in found.items() if files}
 
 
 def _source(loaded: LoadedSet, op: Op, class_name: str, cache: Cache) -> File:

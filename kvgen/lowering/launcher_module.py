@@ -87,11 +87,14 @@ class OpContext:
     plan_reads_tables: bool
     steps: tuple[StepContext, ...]
     split_plan: str
+    split_plans: tuple[tuple[str, str], ...]
     decode_rows: int
     shared_by_arch: str
     threads_by_arch: str
+    grid_by_arch: tuple[tuple[str, str], ...]
     blocks_by_arch: str
     files: str
+    plan_files: str
 
 
 @dataclass(frozen=True)
@@ -292,8 +295,8 @@ def _step(op: Op, plan: KernelPlan) -> StepContext:
 
 
 def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
-    split_plan = op.split_plan(kernels)
-    plan, planner = plans[0], plans[1] if split_plan else None
+    plan = plans[0]
+    planner = plans[1] if plan.split else None
     called = _called(plan)
     lines = [
         line.rstrip().replace("`", "") for line in inspect.cleandoc(op.description).splitlines()
@@ -323,12 +326,15 @@ def _op(op: Op, kernels: KernelSet, plans: tuple[KernelPlan, ...]) -> OpContext:
         plan_threads=planner.threads if planner else 0,
         plan_reads_tables=planner.reads_tables if planner else True,
         steps=() if planner else tuple(_step(op, p) for p in plans[1:]),
-        split_plan=_split_plan_text(split_plan) if split_plan else "",
+        split_plan=_split_plan_text(plan.split) if plan.split else "",
+        split_plans=tuple((a, _split_plan_text(s)) for a, s in plan.differing("split").items()),
         decode_rows=op.decode_rows(kernels),
-        shared_by_arch=_mapping(dict(plan.shared_by_arch)),
-        threads_by_arch=_mapping(dict(plan.threads_by_arch)),
-        blocks_by_arch=_mapping(dict(plan.blocks_by_arch)),
-        files=_mapping({arch: f"{other.name}.cu" for arch, other in plan.elsewhere}),
+        shared_by_arch=_mapping(plan.differing("shared")),
+        threads_by_arch=_mapping(plan.differing("threads")),
+        grid_by_arch=tuple((a, _grid(grid)) for a, grid in plan.differing("grid").items()),
+        blocks_by_arch=_mapping({a: n for a in kernels.arch if (n := plan.on(a).most_blocks)}),
+        files=_mapping({a: f"{name}.cu" for a, name in plan.differing("name").items()}),
+        plan_files=_mapping({a: f"{name}.cu" for a, name in planner.differing("name").items()}) if planner else "",
     )
 
 

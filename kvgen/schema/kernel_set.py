@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_va
 
 from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.base import Spec
 from kvgen.schema.cache import Cache
@@ -107,10 +106,6 @@ class Op(Spec):
     def decode_rows(self, kernels: KernelSet) -> int:
         """Of extend: rows of a request up to which the set's decode costs no more; 0 elsewhere."""
         return 0
-
-    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
-        """How the workspace is divided that the operation's planner prepares; None without a planner."""
-        return None
 
     def check(self, kernels: KernelSet) -> None:
         """Raise ValueError where the operation does not fit the set's cache."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvgen.bench.tiles import tile_of
 from kvgen.cli.bench_cycles import _causal
-from kvgen.cli.cycles_of import attends
+from kvgen.cli.attention_cycles import attends
 from kvgen.cli.describe import plan_text
 from kvgen.codegen.emit import kernel_files, set_plans
 from kvgen.schema.loader import LoadedSet, load_folder
@@ -85,7 +85,7 @@ def test_plans_of_bench_cycles() -> None:
         plans = set_plans(s)
         for op in s.kernels.ops:
             for plan in filter(attends, plans[op.name]):
-                tile, share = tile_of(s.kernels, plan), _causal(s.kernels, op, plan)
+                tile, share = tile_of(plan), _causal(s.kernels, op, plan)
                 assert tile is None or tile.nbytes > 0
                 assert share is None or 0.5 < share <= 1
                 found += 1

@@ -210,7 +210,7 @@ def test_a_grid_over_a_size_that_the_kernel_does_not_take_is_refused() -> None:
 def test_workspaces_are_divided_as_in_python(tmp_path: Path) -> None:
     loaded = small(ops.Decode(split="balanced"), ops.Decode(name="fixed", split="invariant"))
     exported(tmp_path, loaded)
-    plans = {op.name: op.split_plan(loaded.kernels) for op in loaded.kernels.ops}
+    plans = {op.name: op.plan(loaded.kernels)[0].split for op in loaded.kernels.ops}
     lines = []
     for rows, sms, tokens in ((1, 1, 0), (2, 132, 1), (77, 78, 100_000), (4096, 148, 131_072), (65_535, 65_535, 2**20)):
         for name, plan in plans.items():

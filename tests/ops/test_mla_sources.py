@@ -305,7 +305,7 @@ def test_what_is_said_of_few_columns() -> None:
     found, tiles = {}, []
     for plan, archs in op.plan(kernels)[0].files(kernels.arch):
         found |= {plan.name: attention(kernels, op, plan, archs)}
-        tiles.append(tile_of(kernels, plan))
+        tiles.append(tile_of(plan))
     pairs, warpgroups = found["mla_decode"], found["mla_decode_sm_90a"]
     assert pairs is not None and warpgroups is not None
     assert pairs["why"] == "codes as they are stored, half of 512 dims a warp; tokens on M" and pairs["team_warps"] == 2

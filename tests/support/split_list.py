@@ -262,6 +262,6 @@ def hold_whole(requests: Sequence[Span], chunks: Sequence[Span]) -> None:
 
 def columns_of(kernels: KernelSet, op: str) -> int:
     """Blocks that share a chunk."""
-    plan = next(o for o in kernels.ops if o.name == op).split_plan(kernels)
+    plan = next(o for o in kernels.ops if o.name == op).plan(kernels)[0].on(kernels.arch[-1]).split
     assert plan is not None
     return plan.columns
