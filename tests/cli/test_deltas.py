@@ -17,7 +17,7 @@ from kvgen.cli.deltas import Delta
 from kvgen.cli.diff import _line
 from kvgen.cli.resources_json import _text
 from kvgen.codegen.emit import body_digest
-from kvgen.compile import text_digest
+from kvgen.compile import code_digest, text_digest
 from kvgen.compile.flatten import flatten
 
 from .conftest import Folder
@@ -40,11 +40,14 @@ def generated(folder: Folder, path: str, body: str) -> None:
     (folder.out / path).write_text(banner + body, encoding="utf-8")
 
 
-def record(folder: Folder, name: str, kernels: dict[str, dict[str, Any]], *, nvrtc: str = "13.5") -> None:
+def record(
+    folder: Folder, name: str, kernels: dict[str, dict[str, Any]], *, nvrtc: str = "13.5", form: int = 5
+) -> None:
     """A set's resources.json: facts by kernel and architecture, of the texts that are there."""
     texts = {k: flatten(f"generated/{name}/{k}.cu", lambda p: (folder.root / p).read_text("utf-8")) for k in kernels}
-    found = {k: {"digest": text_digest(texts[k])} | facts for k, facts in kernels.items()}
-    content = {"written_by": "kvgen compile --record", "form": 2, "nvrtc": nvrtc, "kernels": found}
+    digest = code_digest if form >= 5 else text_digest
+    found = {k: {"digest": digest(texts[k])} | facts for k, facts in kernels.items()}
+    content = {"written_by": "kvgen compile --record", "form": form, "nvrtc": nvrtc, "kernels": found}
     (folder.out / name / "resources.json").write_text(_text(content), encoding="utf-8")
 
 
@@ -138,7 +141,7 @@ def test_a_kernel_added_and_not_recorded(toy: Folder) -> None:
 
 
 def test_measured_at_last(toy: Folder) -> None:
-    """The base's record was of another text: its numbers are not shown."""
+    """The base's record was of other code: its numbers are not shown."""
     kernel(toy, "a/copy", 128)
     git(toy, "commit", "-qam", "not recorded anew")
     record(toy, "a", {op: {"sm_80": FACTS} for op in ("copy", "fill")})
@@ -153,6 +156,8 @@ def test_measured_at_last(toy: Folder) -> None:
 
 def test_a_header_that_changed_changes_its_kernels(toy: Folder) -> None:
     generated(toy, "b/cache.cuh", "// Changed.\n")
+    assert numbers(toy) == [], "a comment is no code"
+    generated(toy, "b/cache.cuh", "struct Cache {};\n")
     assert numbers(toy) == [
         "not recorded as they are now: b/copy, b/fill; `kvgen build && kvgen compile --record` measures them"
     ]
@@ -172,7 +177,7 @@ def test_files_of_someone_else_are_no_kernels(toy: Folder) -> None:
 
 def test_a_record_of_another_form_counts_for_what_it_has(toy: Folder) -> None:
     old = {"registers": 40, "instructions": 700, "sass": {"LDG.E": 3}, "spill_loads": 0}
-    record(toy, "a", {op: {"sm_80": old} for op in ("copy", "fill")})
+    record(toy, "a", {op: {"sm_80": old} for op in ("copy", "fill")}, form=4)
     git(toy, "commit", "-qam", "an older form")
     record(toy, "a", {op: {"sm_80": FACTS} for op in ("copy", "fill")})
     step = "instructions 700 -> 744 (+44)"
