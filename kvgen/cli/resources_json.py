@@ -144,6 +144,7 @@ def record(
     from kvgen.cli.cycles_of import attends, kernel_of, recorded
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
+    from kvgen.cycles.kernel import blocks_per_multiprocessor
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(lambda image: sass(image.data, cache=default_cache()), images))
@@ -156,10 +157,14 @@ def record(
             cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(kernel_set, plan))
         name = image.unit_name.partition("/")[2]
         kernel = kernels.setdefault(name, {"digest": digests[name]})
+        shared = image.resources.static_shared + plan.shared_on(image.arch)
         kernel[image.arch] = {
             "registers": image.resources.registers,
             "spills": image.resources.spill_stores + image.resources.spill_loads,
-            "shared": image.resources.static_shared + plan.shared_on(image.arch),
+            "shared": shared,
+            "blocks": blocks_per_multiprocessor(
+                image.arch, image.resources.registers, shared, plan.threads_on(image.arch)
+            ),
             "instructions": sum(opcodes.values()),
             **count_classes(opcodes),
             **cycles,
