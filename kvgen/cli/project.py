@@ -66,6 +66,16 @@ class Project:
         """The flattened kernels of every set, by the set's name."""
         return {s.kernels.name: units_of(s, self.files, self.config.out.name) for s in self.sets}
 
+    @cached_property
+    def digests(self) -> dict[str, dict[str, str]]:
+        """The `code_digest` of every kernel by its set's and its own name: records count for code, whatever its comments."""
+        from kvgen.compile import code_digest
+
+        return {
+            name: {unit.name.partition("/")[2]: code_digest(unit.text) for unit in units}
+            for name, units in self.units.items()
+        }
+
     def origin(self, file: str, line: int) -> str | None:
         """The template line behind a line of a flattened text's file."""
         found = self.files.get(file.removeprefix(f"{self.config.out.name}/"))

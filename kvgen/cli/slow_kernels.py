@@ -71,16 +71,15 @@ def _why_slow(choices: Mapping[str, Choice]) -> str:
 
 
 def _recorded(project: Project, name: str) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-    """What resources.json has of a set's kernels whose text is still the one that was recorded."""
+    """What resources.json has of a set's kernels whose code is still what was recorded."""
     from kvgen.cli.ondisk import read_generated
     from kvgen.cli.project import RESOURCES
     from kvgen.cli.resources_json import read
-    from kvgen.compile import text_digest
     from kvgen.files import kind_of
 
     path = project.config.out / name / RESOURCES
     text = read_generated(path) if kind_of(path) == "file" else None
-    now = {unit.name.partition("/")[2]: text_digest(unit.text) for unit in project.units[name]}
+    now = project.digests[name]
     kernels = (read(text) if text else None) or {}
     return {kernel: entry.facts for kernel, entry in kernels.items() if entry.digest == now.get(kernel)}
 

@@ -17,6 +17,7 @@ from kvgen.compile.aot import (
     write_folder,
 )
 from kvgen.compile.arch import archs_given, select_arch, supported_archs
+from kvgen.compile.code_digest import code_digest
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
@@ -53,6 +54,7 @@ __all__ = [
     "UnitsError",
     "archs_given",
     "cache_folder",
+    "code_digest",
     "compile_many",
     "compile_unit",
     "default_cache",

@@ -12,7 +12,7 @@ import pytest
 from kvgen import paths
 from kvgen.cli.resources_json import installed
 from kvgen.codegen import render
-from kvgen.compile import find, read_folder, text_digest
+from kvgen.compile import code_digest, find, read_folder, text_digest
 from kvgen.compile.sass import CLASSES
 
 from .conftest import Folder
@@ -83,9 +83,9 @@ def test_record_is_deterministic_and_says_what_it_should(built: Folder) -> None:
     content = json.loads(first)
     assert content["nvrtc"] == installed()
     entry = content["kernels"]["append"]
-    assert entry["digest"] == text_digest(built.kvgen("show", "tiny/append", "--flat").stdout)
+    assert entry["digest"] == code_digest(built.kvgen("show", "tiny/append", "--flat").stdout)
     counts = entry["sm_90a"]
-    assert list(counts) == ["registers", "spills", "shared", "instructions", *CLASSES, "machine_code"]
+    assert list(counts) == ["registers", "spills", "shared", "blocks", "instructions", *CLASSES, "machine_code"]
     assert counts["registers"] > 0 and counts["spills"] == counts["tensor_cores"] == 0
     assert counts["instructions"] > counts["global_loads"] > 0 and counts["global_stores"] > 0
     assert [json.loads(line.split(": ", 1)[1]) for line in first.decode().splitlines() if '"sm_90a"' in line] == [
