@@ -25,7 +25,9 @@ PAIRS: Final = [
     (k, op)
     for k in ALL.values()
     for op in k.ops
-    if isinstance(op, Extend) and op.decode_of(k) is not None and not op.choices(k)[row_rule.arch_of(k)].fit.division.lanes
+    if isinstance(op, Extend)
+    and op.decode_of(k) is not None
+    and not op.choices(k)[row_rule.arch_of(k)].fit.division.lanes
 ]
 
 

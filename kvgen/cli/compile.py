@@ -226,7 +226,15 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
         for item in chosen:
             done.at(item.name)
             own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
-            text = record(item.loaded.kernels, own, project.digests[item.name], batch.kernels, sources)
+            text = record(
+                item.loaded,
+                project.files,
+                project.config.out.name,
+                own,
+                project.digests[item.name],
+                batch.kernels,
+                sources,
+            )
             write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
             done()
 

@@ -20,9 +20,10 @@ from kvgen.json_file import parse_object, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvgen.codegen.emit import File
     from kvgen.compile import Image
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.schema.kernel_set import KernelSet
+    from kvgen.schema.loader import LoadedSet
 
 _WRITER: Final = "kvgen compile --record"
 _FORM: Final = 5  # of the text; what an older kvgen wrote is recorded anew
@@ -133,15 +134,19 @@ def _facts(given: Mapping[str, object]) -> dict[str, int]:
 
 
 def record(
-    kernel_set: KernelSet,
+    loaded: LoadedSet,
+    files: Mapping[str, File],
+    prefix: str,
     images: list[Image],
     digests: Mapping[str, str],
     plans: Mapping[str, KernelPlan],
     sources: Mapping[str, str],
 ) -> str:
-    """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. Needs the SASS tools."""
+    """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. `files` are
+    all generated ones, below the output folder `prefix`. Needs the SASS tools."""
     from kvgen.bench.tiles import tile_of
     from kvgen.cli.attention_cycles import attends, kernel_of, recorded
+    from kvgen.cli.candidates import compared, others
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
     from kvgen.cycles.kernel import blocks_per_multiprocessor
@@ -170,7 +175,9 @@ def record(
             **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
-    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
+    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
+    found = others(loaded, files, prefix)
+    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:

@@ -252,6 +252,20 @@ def load_and_render(config: Config) -> tuple[list[LoadedSet], dict[str, File]]:
     return sets, render_all(sets)
 
 
+def unit_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str, plan: KernelPlan, name: str) -> Unit:
+    """A kernel that is no file of the set, beside its files: what NVRTC compiles, called `name`."""
+    from kvgen.compile import Unit
+    from kvgen.compile.flatten import flatten
+
+    own = loaded.kernels.name
+    path = f"{own}/{plan.name}.cu"
+    text = _kernel(path, loaded, plan).text
+    flat = flatten(
+        f"{prefix}/{path}", lambda p: text if p == f"{prefix}/{path}" else files[p.removeprefix(f"{prefix}/")].text
+    )
+    return Unit(f"{own}/{name}", plan.entry, flat)
+
+
 def units_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> list[Unit]:
     """What NVRTC compiles of a set: a flattened text a kernel, its `#line`s below `prefix` (the output folder's name)."""
     from kvgen.compile import Unit

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import decode_mma, decode_simt
-from kvgen.lowering.attention.choose import Choice, choose, kernel_plans
+from kvgen.lowering.attention.choose import Choice, choose, fitting, kernel_plans
 from kvgen.lowering.attention.decode_problem import DecodeProblem
 from kvgen.lowering.attention.listed_pages import LIST_SIZES, check_listed, page_lists
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments, check_rate
@@ -71,6 +71,7 @@ class Decode(Op):
     """
 
     kind: ClassVar[str] = "decode"
+    by_arch: ClassVar[bool] = True
     ragged: ClassVar[bool] = True
     at_rates: ClassVar[bool] = True
     rows: int = 1
@@ -197,6 +198,12 @@ class Decode(Op):
     def choices(self, kernels: KernelSet) -> dict[str, Choice]:
         """The kernel of each of the set's architectures, and why earlier candidates do not take it."""
         return choose(CANDIDATES, self.problem(kernels), kernels.arch)
+
+    def candidates(self, kernels: KernelSet, arch: str) -> dict[str, KernelPlan]:
+        """Every kernel that fits on an architecture, for it alone, by its name; the chosen one first."""
+        problem = self.problem(kernels)
+        found = fitting(CANDIDATES, problem, arch)
+        return {choice.name: kernel_plans(problem, {arch: choice})[0] for choice in found}
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """Factor of q . k: `scale`, else the model's, else head_dim ** -0.5."""

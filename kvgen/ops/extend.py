@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import extend_mma, extend_simt, extend_sm90, row_rule
-from kvgen.lowering.attention.choose import Choice, choose, kernel_plans
+from kvgen.lowering.attention.choose import Choice, choose, fitting, kernel_plans
 from kvgen.lowering.attention.extend_problem import ExtendProblem
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
 from kvgen.lowering.attention.problem import AttentionCall, Candidate
@@ -67,6 +67,7 @@ class Extend(Op):
     """
 
     kind: ClassVar[str] = "extend"
+    by_arch: ClassVar[bool] = True
     ragged: ClassVar[bool] = True
     scale: float | None = None
     """Factor of q . k. None: the set's `model` says; without one head_dim ** -0.5."""
@@ -146,6 +147,12 @@ class Extend(Op):
     def choices(self, kernels: KernelSet) -> dict[str, Choice]:
         """The kernel of each of the set's architectures, and why earlier candidates do not take it."""
         return choose(CANDIDATES, self.problem(kernels), kernels.arch)
+
+    def candidates(self, kernels: KernelSet, arch: str) -> dict[str, KernelPlan]:
+        """Every kernel that fits on an architecture, for it alone, by its name; the chosen one first."""
+        problem = self.problem(kernels)
+        found = fitting(CANDIDATES, problem, arch)
+        return {choice.name: kernel_plans(problem, {arch: choice})[0] for choice in found}
 
     def decode_of(self, kernels: KernelSet) -> Decode | None:
         """The set's decode that sees, weighs and stores as this operation does; None where it has none."""

@@ -16,7 +16,7 @@ from kvgen.lowering.attention import (
     mla_sm90_few_heads,
     mla_sm90_rows,
 )
-from kvgen.lowering.attention.choose import Choice, choose, kernel_plans
+from kvgen.lowering.attention.choose import Choice, choose, fitting, kernel_plans
 from kvgen.lowering.attention.masks_scores import LOG2E, attention_context
 from kvgen.lowering.attention.mla_lists import list_contexts, list_lengths, list_params, list_sizes
 from kvgen.lowering.attention.mla_problem import MlaProblem
@@ -74,6 +74,7 @@ class MlaDecode(Op):
     """
 
     kind: ClassVar[str] = "mla_decode"
+    by_arch: ClassVar[bool] = True
     at_rates: ClassVar[bool] = True
     rows: int = Field(default=1, ge=1, le=8)
     """Most query rows of a request."""
@@ -209,6 +210,12 @@ class MlaDecode(Op):
     def choices(self, kernels: KernelSet) -> dict[str, Choice]:
         """The kernel of each of the set's architectures, and why earlier candidates do not take it."""
         return choose(CANDIDATES, self.problem(kernels), kernels.arch)
+
+    def candidates(self, kernels: KernelSet, arch: str) -> dict[str, KernelPlan]:
+        """Every kernel that fits on an architecture, for it alone, by its name; the chosen one first."""
+        problem = self.problem(kernels)
+        found = fitting(CANDIDATES, problem, arch)
+        return {choice.name: kernel_plans(problem, {arch: choice})[0] for choice in found}
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """Factor of q . k: `scale`, else the model's."""

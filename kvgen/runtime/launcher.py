@@ -8,6 +8,7 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
+from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.arrays import view
@@ -161,6 +162,11 @@ class PlannedLauncher(Launcher):
             cache = cache[0]
         cache = layer_of(self.PLAN, cache)
         workspace = usable(arguments[0], self.KERNEL)
+        if workspace.split_plan != self.split_plan(cache.device):
+            raise ArgumentError(
+                f"workspace: got one of {workspace.kernel.entry} that is divided for another architecture; make it on the "
+                "device, or under the CPU machine's settings, that the plan runs on"
+            )
         if rows is None:
             rows = _planned_rows(self.PLAN, arguments)
         return self.prepare(cache, arguments, stream, self.PLAN, plannable(workspace, rows, cache))

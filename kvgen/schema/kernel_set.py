@@ -49,7 +49,7 @@ class Op(Spec):
 
     `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
     states, `at_rates` that it works where an entry of the cache stands for several tokens, `scores_keys` that the cache's
-    rows are an indexer's keys and q_heads its heads.
+    rows are an indexer's keys and q_heads its heads, `by_arch` that architectures may have kernels, and files, of their own.
     """
 
     kind: ClassVar[str]
@@ -57,6 +57,7 @@ class Op(Spec):
     moves_states: ClassVar[bool] = False
     at_rates: ClassVar[bool] = False
     scores_keys: ClassVar[bool] = False
+    by_arch: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -206,6 +207,9 @@ class KernelSet(Spec):
         if self.model is not None and not self.cache.states:
             check_cache(self.model, self.kv, self.q_heads, scores=any(op.scores_keys for op in self.ops))
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
+        kernels += [
+            f"{kernel}_{arch}" for op in self.ops if op.by_arch for kernel in op.kernel_names() for arch in self.arch
+        ]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})
             if twice:

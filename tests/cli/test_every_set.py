@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 from kvgen.bench.tiles import tile_of
-from kvgen.cli.bench_cycles import _causal
 from kvgen.cli.attention_cycles import attends
+from kvgen.cli.bench_cycles import _causal
 from kvgen.cli.describe import plan_text
 from kvgen.codegen.emit import kernel_files, set_plans
 from kvgen.schema.loader import LoadedSet, load_folder

@@ -53,7 +53,6 @@ def shape_of(kernels: KernelSet) -> Shape:
     return context.shape
 
 
-
 @needs_tool
 @pytest.mark.parametrize("name", BOUNDS)
 def test_machine_code(name: str) -> None:

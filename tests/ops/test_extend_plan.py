@@ -85,7 +85,7 @@ def held(kernels: KernelSet, plan: PlannedTiles, totals: tuple[int, ...], rows: 
         parts.sort(key=lambda e: e.begin)
         assert all(e.pieces == len(parts) for e in parts)
         assert all(x.end == y.begin and x.end % tile == 0 for x, y in pairwise(parts))
-        last = min(first + shape.cols, cols[b]) - 1
+        last = min(first + columns, cols[b]) - 1
         asked = seen(op, totals[b], rows[b])[first // kernels.group : last // kernels.group + 1].any(axis=0)
         visited = sum(-(-e.end // tile) - e.begin // tile for e in parts if e.begin < e.end)
         assert visited == len(set(np.flatnonzero(asked) // tile)), (b, first)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import presets
+from kvgen.architectures import architecture
 from kvgen.codegen.emit import render_set
 from kvgen.layout.dtypes import dtype
-from kvgen.architectures import architecture
 from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.runtime.cpu import machine
 from kvgen.schema.loader import LoadedSet

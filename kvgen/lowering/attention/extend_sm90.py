@@ -122,7 +122,7 @@ def fit(problem: ExtendProblem, arch: Architecture) -> Fit | WhyNot:
             tile_bytes=2 * tokens * (key.segment.size + value.segment.size),
             blocks=1,
             trip_tokens=tokens,
-            trip_warps=_WARPS,
+            trip_warps=THREADS // 32,
             trip_bytes=tokens * sum(token_bytes(x.segment) for x in (key, value)),
             warpgroups=2,
             query="shared memory",
