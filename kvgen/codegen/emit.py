@@ -223,12 +223,38 @@ def _device_headers() -> list[str]:
 
 
 def render_device() -> dict[str, File]:
-    """The device library, as it stands in the templates."""
+    """The whole device library, as it stands in the templates."""
     files = []
     for path in _device_headers():
         body = (templates_root() / path).read_text(encoding="utf-8")
         files.append(_file(path, f"templates/{path}", body, partial(_places, f"templates/{path}", body)))
     return {f.path: f for f in files}
+
+
+def device_headers(files: Mapping[str, File], also: Collection[str] = ()) -> dict[str, File]:
+    """The device library's headers that these files include, themselves or through each other; and of the headers `also`, by path
+    below the output folder, those that there are, with what they include."""
+    from kvgen.compile.flatten import INCLUDE, resolve
+
+    library = render_device()
+    found: dict[str, File] = {}
+
+    def take(path: str, text: str) -> None:
+        for line in text.splitlines():
+            match = INCLUDE.fullmatch(line) if "include" in line else None
+            target = resolve(path, match[1]) if match else ""
+            if target in library and target not in found:
+                found[target] = library[target]
+                take(target, library[target].text)
+
+    for path, file in files.items():
+        if path.endswith((".cu", ".cuh")):
+            take(path, file.text)
+    for path in also:
+        if path in library and path not in found:
+            found[path] = library[path]
+            take(path, library[path].text)
+    return found
 
 
 def render_page(sets: list[LoadedSet], before: str = "") -> dict[str, File]:
@@ -239,11 +265,12 @@ def render_page(sets: list[LoadedSet], before: str = "") -> dict[str, File]:
 
 
 def render_all(sets: list[LoadedSet]) -> dict[str, File]:
-    """Every generated file, by path below the output folder, in the order of the paths."""
-    files = render_device() | (render_page(sets) if sets else {})
+    """Every generated file, by path below the output folder, in the order of the paths; of the device library the headers that
+    the sets include."""
+    files = render_page(sets) if sets else {}
     for loaded in sets:
         files |= render_set(loaded)
-    return dict(sorted(files.items()))
+    return dict(sorted((files | device_headers(files)).items()))
 
 
 def load_and_render(config: Config) -> tuple[list[LoadedSet], dict[str, File]]:
