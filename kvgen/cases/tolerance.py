@@ -37,6 +37,10 @@ class Distance:
             self.error = max(self.error, float(off.max()))
             self.share = max(self.share, float((off / np.maximum(allowed, 1e-300)).max()))
 
+    def add(self, other: Distance) -> None:
+        """Count another distance in."""
+        self.error, self.share = max(self.error, other.error), max(self.share, other.share)
+
 
 def take_row(mine: Rows, oracle: Rows, place: Place, token: int, change: Changed, row: int) -> Distance:
     """How far a token's row, as a kernel stored it, is from `row` of `change`; the oracle's memory then takes it, bit for bit."""
