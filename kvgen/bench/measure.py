@@ -81,7 +81,7 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
 
 
 def arguments_of(call: Call) -> dict[str, Any]:
-    """What the launcher takes behind the cache, but for the error word and a workspace."""
+    """Arguments of the launcher behind the cache, but for the error word and a workspace."""
     cases = cases_of(call.op)
     memory = {name: Contents(other.scene.pools, dict(other.tables), {}) for name, other in call.others.items()}
     return {**call.arrays, **call.numbers, **{name: cases.cache(call, name, its) for name, its in memory.items()}}

@@ -62,8 +62,8 @@ class PlannedTiles:
 
 
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or
-    tiles of rows."""
+    """The chunks that the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is
+    planned, or tiles of rows."""
     launcher = getattr(scene.package, op.name)
     if not hasattr(launcher, "workspace"):
         return _listed(scene, op, multiprocessors) if cases_of(op).sparse else None
@@ -88,7 +88,7 @@ def planned_tiles(scene: Scene, op: Extend, multiprocessors: int, arch: str | No
 
 
 def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, op: Extend) -> PlannedTiles:
-    """The same of a workspace that is planned."""
+    """The tiles of rows in a workspace that is planned."""
     shape, heads = op.shape(kernels), kernels.kv.kv_heads
     header = memory[:HEADER].view(np.uint32)
     chunks = _chunks(memory, sizes, heads, int(header[_CHUNKS_AT]))

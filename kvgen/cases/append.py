@@ -85,7 +85,7 @@ class AppendCases(StepCases[Append]):
         return scene.workload.before
 
     def settle(self, case: Case) -> None:
-        """Of a residual cache seal comes first in a step; its own cases check it."""
+        """Seal the groups of a residual cache, as its own operation does first in a step."""
         if case.scene.cache.storage.residual:
             arrays = case.before.arrays
             new = [arrays[name] for name in "kv" if name in arrays]

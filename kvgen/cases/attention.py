@@ -49,7 +49,7 @@ class AttentionCases(TokenCases[O]):
         return super().value(scene, name, like)
 
     def asks_lengths(self, call: Call) -> bool:
-        """Where a planner has asked, the list of chunks says them."""
+        """Without a planner: a list of chunks has the lengths in it."""
         return self.op.split_plan(call.scene.kernels) is None
 
     def planning(self, call: Call) -> dict[str, int]:

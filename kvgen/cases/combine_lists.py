@@ -56,5 +56,5 @@ class CombineListsCases(Cases[CombineLists]):
 
 
 def _ends(scene: Scene) -> NDArray[np.int64]:
-    """Where each request's entries begin in the buffer, and its end."""
+    """The places where each request's entries begin in the buffer, and its end."""
     return np.cumsum([0, *(scene.entries(n) + n for n in scene.workload.totals)])

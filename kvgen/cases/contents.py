@@ -74,7 +74,7 @@ class Contents:
         return found | self.arrays
 
     def over(self, flat: Mapping[str, Any]) -> Contents:
-        """The same with other arrays, which `flat` has by its names."""
+        """A memory like this one over other arrays, which `flat` has by its names."""
         return self._over(flat, "")
 
     def _over(self, flat: Mapping[str, Any], prefix: str) -> Contents:
@@ -91,7 +91,7 @@ class Contents:
         )
 
     def copy(self) -> Contents:
-        """The same with copies of all arrays."""
+        """A memory like this one over copies of all arrays."""
         return self.over({name: array.copy() for name, array in self.flat().items()})
 
     def rows(self, scene: Scene, layer: int = LAYER) -> tuple[Rows, ...]:

@@ -46,7 +46,7 @@ class ExtendCases(AttentionCases[Extend]):
         return max(first, first_seen(self.op.mask, work.totals[b], work.new[b])), last
 
     def batches(self, kernels: KernelSet, totals: Totals) -> list[Workload]:
-        """Those of every attention, and a prompt behind a prefix beside one without."""
+        """The batch of every attention, and a prompt behind a prefix beside one without."""
         prompt = Workload("prompt", totals(LONG, 40, 17), (LONG - 20, 40, 1))
         return [*super().batches(kernels, totals), prompt]
 

@@ -54,7 +54,7 @@ class MlaDecodeCases(RowsAttentionCases[MlaDecode]):
         return {f"{prefix}cache": Other(its) for prefix, its in self._caches(scene).items() if prefix}
 
     def _caches(self, scene: Scene) -> dict[str, Scene]:
-        """The same workload in each cache that lists name rows of, by what their arguments begin with; the set's own first."""
+        """Scenes of the caches that lists name rows of, by the prefix of their arguments; the set's own comes first, with ""."""
         found = {"": scene}
         for keys in self.op.sources:
             found[f"{keys.name}_"] = scene.beside(class_of_keys(self.op.name, keys.name), keys.cache, Gather())

@@ -20,7 +20,7 @@ def tokens_of_query(scene: Scene, b: int, count: int) -> NDArray[np.int64]:
 
 
 def places(scene: Scene, b: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where tokens (entries) of request b lie in the pool, counted in them; -1 for those that a ring has lost."""
+    """The slots of tokens (entries) of request b; -1 for a token that a ring has lost."""
     alive = (
         positions >= (-(-scene.entries(scene.workload.totals[b]) // scene.tokens) - len(scene.ids[b])) * scene.tokens
     )

@@ -1,4 +1,4 @@
-"""What an operation says of its cases: the protocol that every module of an operation in this room fills in."""
+"""The protocol of an operation's cases, which one module of this room fills in for each operation."""
 
 from __future__ import annotations
 
@@ -31,9 +31,14 @@ STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, ne
 
 
 def cases_of(op: Op) -> Cases[Any]:
-    """The cases of an operation: class `<Kind>Cases` of module `kvgen.cases.<kind>`."""
-    module = import_module(f"kvgen.cases.{op.kind}")
-    found: Cases[Any] = getattr(module, f"{''.join(word.capitalize() for word in op.kind.split('_'))}Cases")(op)
+    """The cases of an operation."""
+    return cases_type(op.kind)(op)
+
+
+def cases_type(kind: str) -> type[Cases[Any]]:
+    """The class of a kind's cases: `CopyPagesCases` of module `kvgen.cases.copy_pages` for "copy_pages"."""
+    name = "".join(word.capitalize() for word in kind.split("_"))
+    found: type[Cases[Any]] = getattr(import_module(f"kvgen.cases.{kind}"), f"{name}Cases")
     return found
 
 
@@ -102,7 +107,7 @@ class Cases(ABC, Generic[O]):
         return scene.workload.new
 
     def begins(self, scene: Scene) -> NDArray[np.int64]:
-        """Where the rows of each request begin, and the end of all."""
+        """The rows at which each request begins, and the end of all; int64 `[B + 1]`."""
         return np.cumsum([0, *self.counts(scene)])
 
     def rows(self, scene: Scene) -> int:
@@ -114,7 +119,7 @@ class Cases(ABC, Generic[O]):
         return {}
 
     def parameters(self, launcher: Any) -> Sequence[Param]:
-        """What the call brings, to the kernel and to a planner; of two of one name the last one says how it is accessed."""
+        """Parameters of the kernel, and of a planner, that the call brings; of two of one name the last one has the access."""
         found: Sequence[Param] = launcher.KERNEL.arguments
         return found
 
@@ -152,7 +157,8 @@ class Cases(ABC, Generic[O]):
         return call.others[name].scene.package.Cache(**memory.pools, **memory.tables)[LAYER]
 
     def planned(self, call: Call, cache: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What the launcher takes behind `cache` once a planner has run: a workspace, instead of what its planner alone takes."""
+        """Run the planner of an operation that has one; returns the launcher's arguments behind `cache`: a workspace in place of
+        arrays that the planner alone takes."""
         launcher = call.launcher
         if not hasattr(launcher, "workspace"):
             return dict(arguments)

@@ -61,7 +61,7 @@ class PoolTokensCases(Cases[Pool]):
 
 
 def pooling_of(op: Pool, kernels: KernelSet) -> Pooling:
-    """What makes an entry, as the oracle is told."""
+    """The rule by which tokens become an entry, for the oracle."""
     return Pooling(
         rate=kernels.kv.entry_tokens,
         overlap=op.overlap,
@@ -91,7 +91,7 @@ def state_of(op: Pool, kernels: KernelSet, arrays: dict[str, Raw]) -> PoolState 
 def pooled_step(
     op: Pool, kernels: KernelSet, view: TableView, arrays: dict[str, Raw], state: PoolState | None
 ) -> PooledStep:
-    """What a call leaves; `state` becomes what it leaves of it."""
+    """The result of a call; `state` is changed to what the call leaves of it."""
     pooled, cache = op.pooled(kernels), kernels.kv
     x, columns = arrays["x"], pooled.columns
     fused = pooled.gated and pooled.inputs == "fused"

@@ -82,13 +82,13 @@ class Scene:
         return self.kernels.kv
 
     def at(self, workload: Workload) -> Scene:
-        """The same memory at another step of its requests."""
+        """This memory at another step of its requests."""
         found = copy(self)
         found.workload, found._beside = workload, {}
         return found
 
     def beside(self, class_name: str, cache: AnyCache, op: Op, q_heads: int = 1) -> Scene:
-        """The same workload in another cache that the package has a class of; `op` is an operation that such a set may have."""
+        """A scene of this workload in another cache, whose class the package has; a set of that cache may have operation `op`."""
         if class_name not in self._beside:
             kernels = KernelSet(name=self.kernels.name, q_heads=q_heads, cache=cache, ops=(op,))
             package: Any = SimpleNamespace(Cache=getattr(self.package, class_name))
@@ -196,7 +196,7 @@ class Scene:
         return min(total, window) if window else self.entries(total)
 
     def group(self, name: str, launcher: Any) -> Group:
-        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of another cache that
+        """The group of a launch's buffer; buffers are named after tensors, tables and arguments, those of another cache that
         is read behind its argument's name and a point."""
         tensor = name.partition("[")[0].rpartition(".")[2]
         if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):

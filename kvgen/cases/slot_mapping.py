@@ -9,7 +9,7 @@ from kvgen.reference import slot_mapping
 
 
 class SlotMappingCases(Cases[SlotMapping]):
-    """Those of rank 0 where requests are interleaved."""
+    """All requests; rank 0 where they are interleaved."""
 
     lengths = "step"
 

@@ -52,7 +52,7 @@ class SwapPagesCases(Cases[SwapPages]):
 
 
 def _as_bits(pools: Pools) -> Any:
-    """The same memory as integers, whose copies keep every bit of a NaN."""
+    """Pools as integers, whose copies keep every bit of a NaN."""
 
     def bits(array: Raw) -> Raw:
         return array.view(f"u{array.itemsize}")

@@ -74,7 +74,7 @@ class TokenCases(CountedCases[O]):
         return last - call.scene.alive(b), last
 
     def asks_lengths(self, call: Call) -> bool:
-        """Whether it must know how many tokens requests have."""
+        """True where the kernel must read how many tokens requests have."""
         return call.scene.cache.page_table.drops_tokens
 
 
@@ -137,7 +137,7 @@ class StepCases(TokenCases[O]):
             yield from self._new_entries(call.scene, b, begin)
 
     def span(self, call: Call, b: int) -> tuple[int, int]:
-        """Of a ring, pages that later rows of the same step take over are not written."""
+        """Pages of a ring that later rows of the same step take over are not written."""
         scene, total = call.scene, call.scene.workload.totals[b]
         kept = (-(-total // scene.tokens) - len(scene.ids[b])) * scene.tokens
         return max(total - scene.workload.new[b], kept), scene.entries(total)

@@ -152,7 +152,7 @@ class Marked:
 
 
 def _where(rows: Rows, part: Part, token: Token, way: Way) -> tuple[bool, bool]:
-    """Whether an operation touches these dims of a token in its page, and whether in the tail."""
+    """(True where an operation touches these dims of a token in its page, True where it does in the tail)."""
     if rows.tail is None or not isinstance(part, Coded):
         return way != "seal", False
     sealed = token.position < token.after // rows.residual * rows.residual
@@ -167,7 +167,7 @@ def _ones(like: Raw) -> Any:
 
 
 def _within(dims: slice, begin: int, end: int) -> slice | None:
-    """What `dims` of a head leave of a part that has dims `begin` to `end`; None where it is nothing."""
+    """The dims among `dims` of a head that a part has, counted in it; the part has dims `begin` to `end`; None without any."""
     if dims == WHOLE:
         return WHOLE
     first, last = max(dims.start - begin, 0), min(dims.stop, end) - begin

@@ -1,4 +1,4 @@
-"""What a fused append replaces: a kernel for each thing that is done to the rows, and one that stores them.
+"""Kernels that a fused append replaces: one for each thing that is done to the rows, and one that stores them.
 
 No such kernels run here. Of each the sectors are counted that it must move at least: its operands, read and written once.
 """
