@@ -200,7 +200,9 @@ def package(kernels: KernelSet) -> Iterator[ModuleType]:
 
 def executed(kernels: KernelSet, arch: str, least: int = 256, more: int = 1024) -> float:
     """PTX instructions of warps per token and kv head: what `more` tokens of one request add."""
-    from kvgen.bench import Scene, Workload, measure
+    from kvgen.bench import measure
+    from kvgen.cases.scene import Scene
+    from kvgen.cases.workload import Workload
 
     alone = kernels.ops[0].model_copy(update={"split": "none"})
     kernels = kernels.model_copy(update={"ops": (alone,)})

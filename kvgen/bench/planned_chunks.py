@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.architectures import on_cpu
-from kvgen.bench.calls import call_of
-from kvgen.bench.synthetic_batch import LAYER, Scene
-from kvgen.ops import Extend, MlaDecode
+from kvgen.bench.measure import arguments_of
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import LAYER, Scene
+from kvgen.ops import Extend
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
@@ -63,12 +64,12 @@ class PlannedTiles:
 
 
 def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None = None) -> PlannedChunks | None:
-    """What the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is planned, or
-    tiles of rows."""
+    """The chunks that the planner makes of the scene's batch, or the blocks that have the rows' lists; None where nothing is
+    planned, or tiles of rows."""
     launcher = getattr(scene.package, op.name)
-    if isinstance(op, MlaDecode) and op.sparse and op.split == "none":
-        return _listed(scene, op, multiprocessors)
-    if not hasattr(launcher, "workspace") or launcher.SPLIT_PLAN.slots_a_part:
+    if not hasattr(launcher, "workspace"):
+        return _listed(scene, op, multiprocessors) if cases_of(op).sparse else None
+    if launcher.SPLIT_PLAN.slots_a_part:
         return None
     memory, sizes = _planned(scene, op, multiprocessors, arch)
     split = _on(scene.kernels, op, arch).split
@@ -76,7 +77,7 @@ def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None 
     return _read(memory, sizes, split.columns)
 
 
-def _listed(scene: Scene, op: MlaDecode, multiprocessors: int) -> PlannedChunks:
+def _listed(scene: Scene, op: Op, multiprocessors: int) -> PlannedChunks:
     """A row of q a request, whose lists in all caches together name as many keys as the request has tokens. A block has a row's
     columns, and multiprocessors take the rows in turn."""
     division = _on(scene.kernels, op, None).division
@@ -125,15 +126,15 @@ def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, column
 
 def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tuple[Bytes, dict[str, int]]:
     """The workspace, after the planner ran, and its sizes."""
-    call = call_of(scene, op)
+    call = cases_of(op).call(scene)
     launcher = call.launcher
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
+    cache = scene.package.Cache(**scene.pools, **call.tables)
     layer = cache[LAYER]
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     sizes: dict[str, Any] = {"max_tokens": longest, "multiprocessors": multiprocessors}
-    arguments = call.arguments()
+    arguments = arguments_of(call)
     taken = {p.name: arguments[p.name] for p in launcher.PLAN.arguments if p.name in arguments}
-    if isinstance(op, MlaDecode) and op.sparse:
+    if cases_of(op).sparse:
         totals = np.array(scene.workload.totals, np.int32)
         taken = {name: totals if name == "topk_lengths" else np.zeros_like(totals) for name in taken}
     with machine(

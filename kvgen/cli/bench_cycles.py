@@ -16,9 +16,9 @@ from kvgen.cli.progress import progress
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from kvgen.bench import Workload
     from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles
     from kvgen.bench.tiles import Tile
+    from kvgen.cases.workload import Workload
     from kvgen.cli.selection import Chosen
     from kvgen.cli.table import Table
     from kvgen.compile import Job
@@ -189,7 +189,7 @@ def _block_trip(kernel: Kernel, tile: Tile, cycles: float) -> BlockTrip:
 def _work(config: Config, item: Chosen, op: Op, workload: Workload, device: Device, arch: str) -> Work | Mixed | None:
     """What the operation's planner makes of a batch on this GPU; None where nothing is planned."""
     from kvgen.bench.planned_chunks import planned_chunks
-    from kvgen.bench.synthetic_batch import Scene
+    from kvgen.cases.scene import Scene
     from kvgen.cli.project import generated
     from kvgen.cycles.launch import Work
     from kvgen.ops import Extend
@@ -207,9 +207,10 @@ def mixed_batch(
     kernels: KernelSet, package: ModuleType, op: Extend, workload: Workload, device: Device, arch: str
 ) -> Mixed:
     """The batch's plan, and where it mixes requests of one tile of rows with others, theirs alone."""
-    from kvgen.bench import Scene, Workload
     from kvgen.bench.planned_chunks import planned_tiles
     from kvgen.bench.tiles import token_bytes
+    from kvgen.cases.scene import Scene
+    from kvgen.cases.workload import Workload
     from kvgen.layout.dtypes import dtype
     from kvgen.lowering.attention.split_kv import OVERHEAD
 

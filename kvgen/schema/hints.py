@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Final
 
 from pydantic_core import ErrorDetails
 
 from kvgen.architectures import GPUS
-
-# The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
-OPERATIONS: Final = (
-    "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
-    "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
-    "MlaDecompress", "MlaPlan", "MoveTokens", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets",
-    "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
-)  # fmt: skip
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
 _ELEMENTS: Final = {
@@ -93,6 +86,8 @@ FIELDS: Final = {
     "kv_cache_dtype": "quant",
 }
 _TABLES: Final = ("Dense", "CSR", "Indirect", "Mapped", "PerKV", "Ring")
+# The class of an operation, by its field `kind`.
+_CLASS: Final = re.compile(r"^class (\w+)\([^\n]*:\n(?:(?:    [^\n]*)?\n)*?    kind: ", re.MULTILINE)
 _LISTS: Final = {"arch": '["sm_90a"]', "ops": "[ops.Append()]"}
 
 
@@ -136,10 +131,14 @@ def _such_as(text: str | None) -> str:
 
 
 def _operation(word: str) -> str | None:
-    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones."""
-    plain = {name.lower(): name for name in OPERATIONS}
-    near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), plain, n=1)
-    return plain[near[0]] if near else None
+    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones. A module of kvgen.ops has one
+    operation; its text says how the class is called."""
+    modules = {
+        path.stem.replace("_", ""): path for path in sorted((Path(__file__).parents[1] / "ops").glob("[a-z]*.py"))
+    }
+    near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), modules, n=1)
+    found = _CLASS.search(modules[near[0]].read_text(encoding="utf-8")) if near else None
+    return found[1] if found else None
 
 
 def _table(value: object) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvgen.bench import Scene, Workload
 from kvgen.bench.planned_chunks import planned_chunks
 from kvgen.bench.tiles import tile_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.bench_cycles import mixed_batch
 from kvgen.cli.project import generated
 from kvgen.cycles.device import DEVICES

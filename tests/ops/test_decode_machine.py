@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.decode_static import compiled, examine
 from kvgen import Block, KernelSet, Layout, Paged, Quant, Score, ops
-from kvgen.bench import Measured, Scene, Workload, measure
-from kvgen.bench.touched_bytes import SECTOR
+from kvgen.bench import Measured, measure
+from kvgen.cases.scene import Scene
+from kvgen.cases.touched_bytes import SECTOR
+from kvgen.cases.workload import Workload
 from kvgen.compile import default_cache
 from kvgen.compile.sass import count, histogram, sass
 from kvgen.cycles.flow import blocks, loops, main_loop

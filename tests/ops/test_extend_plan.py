@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet
-from kvgen.bench import Scene, Workload, measure
+from kvgen.bench import measure
 from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles, planned_tiles, tiles_in
 from kvgen.bench.tiles import causal_share
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.lowering.attention.problem import Fit
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend

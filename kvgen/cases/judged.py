@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.synthetic_batch import LAYERS
-from kvgen.bench.tolerance import Distance
+from kvgen.cases.contents import Case, Contents
+from kvgen.cases.scene import LAYERS
+from kvgen.cases.tolerance import Distance
 from kvgen.reference import Rows, TableView
-from kvgen.verify.batches import Case, Contents
 
 Raw = NDArray[Any]
 At = int | slice
@@ -44,8 +44,7 @@ class Judged:
 
     def meet(self, what: str, distance: Distance) -> None:
         """Count a difference in; one past its bound is wrong."""
-        self.distance.error = max(self.distance.error, distance.error)
-        self.distance.share = max(self.distance.share, distance.share)
+        self.distance.add(distance)
         if not distance.share <= 1:
             self.wrong.append(f"{what}: off by {distance.error:.3g}, {distance.share:.3g} times its bound")
 

@@ -1,4 +1,4 @@
-"""What a fused append replaces: a kernel for each thing that is done to the rows, and one that stores them.
+"""Kernels that a fused append replaces: one for each thing that is done to the rows, and one that stores them.
 
 No such kernels run here. Of each the sectors are counted that it must move at least: its operands, read and written once.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvgen.bench.calls import Call
-from kvgen.bench.step import Step
-from kvgen.bench.synthetic_batch import Scene
-from kvgen.bench.touched_bytes import SECTOR
+from kvgen.cases.contents import Call
+from kvgen.cases.step import Step
+from kvgen.cases.touched_bytes import SECTOR
 from kvgen.layout.dtypes import dtype
+from kvgen.ops import Append
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,14 @@ class Pass:
     sectors: int
 
 
-def separate_passes(scene: Scene, call: Call, least: Mapping[str, int]) -> tuple[Pass, ...]:
+def separate_passes(op: Append, call: Call, least: Mapping[str, int]) -> tuple[Pass, ...]:
     """The sequence of kernels in place of an append, whose own fewest sectors are `least`: bias, norm, RoPE, each over q, k and
     v where it changes them and in place; q to e4m3; quantize, from rows to packed codes and scales; store. Empty for what is
     one kernel anyway.
     """
-    step = Step.of(call.op, scene.kernels)
-    if step is None or call.kind != "append":
-        return ()
-    op, cache, size = step.op, scene.kv, dtype(scene.kv.dtype).bytes
+    scene = call.scene
+    step = Step(op, scene.kernels)
+    cache, size = scene.kv, dtype(scene.kv.dtype).bytes
     tokens = sum(scene.workload.new)
     shapes = step.shapes() if op.takes_q else {r: s for r, s in step.shapes().items() if r != "q"}
 

@@ -6,12 +6,12 @@ oracle's own view of a pool says (kvgen.reference). No kernel has a part in it.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.synthetic_batch import LAYER, LAYERS, Scene
+from kvgen.cases.scene import LAYER, LAYERS, Scene
 from kvgen.reference import Place, Rows, TableView, cache_rows
 from kvgen.reference.elements import Elements
 from kvgen.reference.pages import own_scales, pages_of
@@ -21,6 +21,8 @@ from kvgen.runtime.faults import Fault
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]
 Raw = NDArray[Any]
+# Of a residual cache append writes the tokens that are in no full group, seal reads those and writes the full ones.
+Way = Literal["append", "seal", "read"]
 WHOLE: Final = slice(None)
 
 
@@ -80,9 +82,11 @@ class Marked:
                     mine = pool[layer] if isinstance(pool, list) or pool.ndim > 1 else pool
                     mine[...] = _ones(mine)
 
-    def token(self, token: Token, kind: str, roles: str = "kv", dims: slice = WHOLE, heads: slice = WHOLE) -> set[str]:
-        """One token as an operation of this `kind` touches it, and the table's entries that lead there; of `roles` alone, of
-        a head's `dims` alone, and of `heads` alone.
+    def token(
+        self, token: Token, way: Way = "read", roles: str = "kv", dims: slice = WHOLE, heads: slice = WHOLE
+    ) -> set[str]:
+        """One token as an operation touches it, and the table's entries that lead there; of `roles` alone, of a head's `dims`
+        alone, and of `heads` alone.
 
         Returns the roles that it touches.
         """
@@ -101,7 +105,7 @@ class Marked:
                 mine = _within(dims, begin, end)
                 if mine is None:
                     continue
-                in_page, in_tail = _where(rows, part, token, kind)
+                in_page, in_tail = _where(rows, part, token, way)
                 if in_page:
                     self._part(part, place, token.position % self._scene.tokens, mine, heads)
                     self._lead(b, page)
@@ -109,7 +113,7 @@ class Marked:
                     assert rows.tail is not None
                     slot = rows.tail[b, token.position % rows.residual, heads]
                     slot[...] = _ones(slot)
-                if (in_page or in_tail) and rows.residual and kind != "append":
+                if (in_page or in_tail) and rows.residual and way != "append":
                     self._tables[f"{name}_sealed"][b] = True
                 touched |= {name} if in_page or in_tail else set()
         return touched
@@ -147,14 +151,14 @@ class Marked:
         return found
 
 
-def _where(rows: Rows, part: Part, token: Token, kind: str) -> tuple[bool, bool]:
-    """Whether an operation touches these dims of a token in its page, and whether in the tail."""
+def _where(rows: Rows, part: Part, token: Token, way: Way) -> tuple[bool, bool]:
+    """(True where an operation touches these dims of a token in its page, True where it does in the tail)."""
     if rows.tail is None or not isinstance(part, Coded):
-        return kind != "seal", False
+        return way != "seal", False
     sealed = token.position < token.after // rows.residual * rows.residual
-    if kind == "append":
+    if way == "append":
         return False, not sealed  # seal has stored the others
-    return (True, token.row is None) if kind == "seal" else (sealed, not sealed)
+    return (True, token.row is None) if way == "seal" else (sealed, not sealed)
 
 
 def _ones(like: Raw) -> Any:
@@ -163,7 +167,7 @@ def _ones(like: Raw) -> Any:
 
 
 def _within(dims: slice, begin: int, end: int) -> slice | None:
-    """What `dims` of a head leave of a part that has dims `begin` to `end`; None where it is nothing."""
+    """The dims among `dims` of a head that a part has, counted in it; the part has dims `begin` to `end`; None without any."""
     if dims == WHOLE:
         return WHOLE
     first, last = max(dims.start - begin, 0), min(dims.stop, end) - begin

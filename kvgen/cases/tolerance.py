@@ -1,4 +1,4 @@
-"""Whether a kernel's rows are those that append must make of what it was given: near enough for f32 and one rounding."""
+"""Rows that a kernel stores, held to the oracle's: as near as f32 and one rounding allow."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class Distance:
             self.error = max(self.error, float(off.max()))
             self.share = max(self.share, float((off / np.maximum(allowed, 1e-300)).max()))
 
+    def add(self, other: Distance) -> None:
+        """Count another distance in."""
+        self.error, self.share = max(self.error, other.error), max(self.share, other.share)
+
 
 def take_row(mine: Rows, oracle: Rows, place: Place, token: int, change: Changed, row: int) -> Distance:
     """How far a token's row, as a kernel stored it, is from `row` of `change`; the oracle's memory then takes it, bit for bit."""
@@ -60,7 +64,7 @@ def compare_rows(got: Raw, change: Changed, rows: NDArray[np.bool_], scale: floa
 
 
 def _most(kind: np.dtype[Any]) -> float:
-    """Where a type saturates; kernels let other floats overflow."""
+    """The largest number of a type that saturates; kernels let other floats overflow."""
     return LARGEST["e4m3"] if kind.name == "float8_e4m3fn" else np.inf
 
 
@@ -119,7 +123,7 @@ def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, 
 
 
 def _compare_signs(part: Coded, codes: Raw, stored: Raw, want: Raw, lost: Raw, found: Distance) -> None:
-    """What codes leave of a row has their signs, but where it is as small as what rows may be off by; and its root mean
+    """The rest of a row beyond its codes has their signs, but where it is as small as what rows may be off by; and its root mean
     square."""
     book = np.asarray(part.quant.codebook, np.float32).astype(np.float64)
     norm = part._spread(norms(part._blocks_of(want[None])).astype(np.float64))

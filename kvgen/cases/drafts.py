@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from kvgen.bench import Workload
-from kvgen.bench.calls import rows_each
+from kvgen.cases.contents import Case
+from kvgen.cases.operation import OPEN_TOKENS, cases_of
+from kvgen.cases.workload import Launch, Workload
 from kvgen.lowering.lowered import lower
 from kvgen.ops import Append
-from kvgen.schema.kernel_set import KernelSet, Op
-from kvgen.verify.batches import OPEN_TOKENS, Case
+from kvgen.schema.kernel_set import KernelSet
 
-READERS: Final = ("gather", "decode", "extend", "mla_decode", "indexer_scores")
 LOUD: Final = 8  # times the numbers of other tokens: scales of drafts are larger than those of what replaces them
 
 
-@dataclass(frozen=True)
-class Step:
-    """One launch: an operation, and the batch after it."""
-
-    op: Op
-    workload: Workload
-
-
-def steps(kernels: KernelSet, op: Op) -> tuple[Step, ...]:
+def drafts(kernels: KernelSet, op: Append) -> tuple[Launch, ...]:
     """The launches of the batch "drafts" of an append: drafts, what takes the place of those that are taken back, then every
-    operation of the set that reads all tokens. () for other operations, and where the cache cannot take tokens back: a
+    operation of the set that reads all tokens. () where the cache cannot take tokens back: a
     residual cache seals groups of tokens.
 
     Request b keeps some tokens from before, then gets drafts, of which a few stay. The tokens behind them are fewer than the
     drafts in some requests, so that drafts lie behind the length, and more in others. They begin in the middle of a page, at its
     end and in the next one.
     """
-    if not isinstance(op, Append) or op.inputs == "q" or kernels.cache.states or kernels.cache.storage.residual:
+    if op.inputs == "q" or kernels.cache.states or kernels.cache.storage.residual:
         return ()
     cache = kernels.kv
     rate, kind = cache.entry_tokens, lower(cache).kind
     most = cache.page_tokens if kind.one_page else OPEN_TOKENS if cache.ragged else None
     page = (OPEN_TOKENS if most else cache.page_tokens or OPEN_TOKENS) * rate
-    readers = [other for other in kernels.ops if other.kind in READERS and not getattr(other, "sparse", False)]
-    least = max((rows_each(reader) for reader in readers), default=1)
+    readers = [other for other in kernels.ops if cases_of(other).reads_all]
+    least = max((cases_of(reader).rows_each for reader in readers), default=1)
     kept = (max(page - 2, least), max(rate, least), max(2 * page, least), max(page + 1, least))
     drafts, stay, others = (4, 5, 3, page + 2), (1, 2, 0, 1), (2, rate + 3, 3, 2)
     first, second = list[int](), list[int]()
@@ -54,10 +44,14 @@ def steps(kernels: KernelSet, op: Op) -> tuple[Step, ...]:
         first.append(n + drafts[b])
         second.append(n + stay[b] + others[b])
     after = Workload("drafts", tuple(second), others)
-    return (Step(op, Workload("drafts", tuple(first), drafts)), Step(op, after), *(Step(r, after) for r in readers))
+    return (
+        Launch(op, Workload("drafts", tuple(first), drafts)),
+        Launch(op, after),
+        *(Launch(r, after) for r in readers),
+    )
 
 
-def room(taken: Sequence[Step]) -> Workload | None:
+def room(taken: Sequence[Launch]) -> Workload | None:
     """The batch with the most tokens that a request ever has; None without steps."""
     if not taken:
         return None

@@ -19,7 +19,7 @@ MOST_POSITIONS: Final = 2**24  # computed angles are exact below
 
 
 class Step:
-    """What an append, or a rotate_cache, does in a set: its RoPE, the dims that are rotated, the rows in its arguments."""
+    """The work of an append, or of a rotate_cache, in a set: its RoPE, the dims that are rotated, the rows in its arguments."""
 
     def __init__(self, op: Append | RotateCache, kernels: KernelSet) -> None:
         if isinstance(op, RotateCache):
@@ -41,7 +41,7 @@ class Step:
         return Step(op, kernels) if isinstance(op, (Append, RotateCache)) else None
 
     def changes(self, role: str) -> bool:
-        """Whether rows of a role are stored as others than they come."""
+        """True where rows of a role are changed before they are stored."""
         op = self.op
         norm = {"k": op.k_norm, "v": op.v_norm}.get(role)
         return op.bias or (role != "v" and self.rope is not None) or norm is not None or role in (op.hadamard or "")
@@ -61,7 +61,7 @@ class Step:
         return found | ({"v": (cache.kv_heads, cache.v_dim)} if "v" in cache.roles else {})
 
     def columns(self) -> dict[str, slice]:
-        """Where each role's elements lie in a flat row q | k | v."""
+        """The columns of each role in a flat row q | k | v."""
         begin, found = 0, {}
         for role, (heads, dim) in self.shapes().items():
             found[role] = slice(begin, begin + heads * dim)
@@ -80,7 +80,7 @@ class Step:
         return flat
 
     def position_out_of_range(self, arrays: Mapping[str, Raw], row: int, position: int | None) -> bool:
-        """Whether a row has no angle."""
+        """True for a row that has no angle."""
         if self.rope is None and (self.op.positions == "lengths" or self.op.position_scale is None):
             return False
         most = len(arrays["cos_sin"]) if "cos_sin" in arrays else MOST_POSITIONS
@@ -90,7 +90,7 @@ class Step:
         return any(not 0 <= int(p) < most for p in given)
 
     def changed(self, arrays: Mapping[str, Raw], positions: Raw) -> dict[str, Changed]:
-        """What becomes of every role's rows; `positions[rows]` are those by which they turn, unless the call brings them."""
+        """Every role's rows as they are stored; `positions[rows]` are those by which they turn, unless the call brings them."""
         op, found = self.op, {}
         if op.positions == "given":
             rate = 1 if op.inputs == "q" else self.cache.entry_tokens

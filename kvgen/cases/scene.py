@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.batch_sizes import Workload
+from kvgen.cases.workload import Workload
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower_pages
@@ -21,17 +21,14 @@ from kvgen.runtime.empty_cache import room_strides
 from kvgen.runtime.pool_tensors import Tensor
 from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet, Op
 
 Raw = NDArray[Any]
 Group = Literal["kv", "scales", "tables", "workspace", "weights", "input", "output", "errors"]
 GROUPS: Final[tuple[Group, ...]] = ("kv", "scales", "tables", "workspace", "weights", "input", "output", "errors")
-# Lengths of these find the step's tokens new, and not yet counted where lengths come "before".
-STEP: Final = ("append", "seal", "norm_cache", "rotate_cache", "lora_add")
-# Each request has the operation's `rows` query rows, which are its newest tokens.
-ATTENDING: Final = ("decode", "mla_decode", "indexer_scores")
-# A query row for every new token, which is stored by then.
-NEW_ROWS: Final = ("extend",)
+# The tokens that lengths of "before" leave out, of each request: none, the step's new ones, its newest ones that are query rows.
+# "seal" comes first in a step: it finds sealed what was full before its new tokens, all others what is full after them.
+Lengths = Literal["all", "step", "rows", "seal"]
 LAYERS: Final = 2
 LAYER: Final = 1
 ALIGN: Final = 256  # bytes, as GPU allocations are
@@ -77,6 +74,7 @@ class Scene:
         self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or max(self._room)
         self._lay_pages()
         self.pools = self._pools()
+        self._beside = dict[str, Scene]()
 
     @property
     def kv(self) -> Cache:
@@ -84,10 +82,18 @@ class Scene:
         return self.kernels.kv
 
     def at(self, workload: Workload) -> Scene:
-        """The same memory at another step of its requests."""
+        """This memory at another step of its requests."""
         found = copy(self)
-        found.workload = workload
+        found.workload, found._beside = workload, {}
         return found
+
+    def beside(self, class_name: str, cache: AnyCache, op: Op, q_heads: int = 1) -> Scene:
+        """A scene of this workload in another cache, whose class the package has; a set of that cache may have operation `op`."""
+        if class_name not in self._beside:
+            kernels = KernelSet(name=self.kernels.name, q_heads=q_heads, cache=cache, ops=(op,))
+            package: Any = SimpleNamespace(Cache=getattr(self.package, class_name))
+            self._beside[class_name] = Scene(kernels, package, self.workload)
+        return self._beside[class_name]
 
     def _lay_pages(self) -> None:
         table, form = self.cache.page_table, lower_pages(self.cache).table
@@ -135,12 +141,12 @@ class Scene:
             found[tensor.name] = copies if each else copies[0]
         return found
 
-    def tables(self, kind: str, rows: int = 1) -> dict[str, Raw]:
-        """The table arguments of the generated Cache, as an operation of this kind expects them; `rows` are a request's query
-        rows where it attends."""
+    def tables(self, lengths: Lengths = "all", rows: int = 1) -> dict[str, Raw]:
+        """The table arguments of the generated Cache, with the `lengths` that an operation expects; `rows` are a request's query
+        rows where these count."""
         found = {}
         for spec in self.package.Cache.TABLES:
-            values = np.asarray(self._table(spec.name, kind, rows))
+            values = np.asarray(self._table(spec.name, lengths, rows))
             values = values[..., 0] if values.ndim > len(spec.shape) else values  # a block's id is a row of one
             found[spec.name] = aligned(values.shape, dtype(spec.dtype).numpy())
             found[spec.name][...] = values
@@ -150,24 +156,17 @@ class Scene:
         """The oracle's reading of the tables."""
         return TableView(self.cache, tables, self.pages, self.tokens, self.pages)
 
-    def _table(self, name: str, kind: str, rows: int) -> Any:
-        totals = self.workload.totals
+    def _table(self, name: str, lengths: Lengths, rows: int) -> Any:
+        totals, new = self.workload.totals, self.workload.new
         if name == "lengths":
-            # Tokens that "before" lengths leave out: the step's new ones, those of decode's rows; gather comes after the step.
-            new = (
-                self.workload.new
-                if kind in (*STEP, *NEW_ROWS)
-                else (rows,) * len(totals)
-                if kind in ATTENDING
-                else None
-            )
-            return np.subtract(totals, new) if new is not None and self.kv.lengths == "before" else totals
+            if self.kv.lengths != "before" or lengths == "all":
+                return totals
+            return np.subtract(totals, rows if lengths == "rows" else new)
         if name == "scales_page_table":
             return self.matrix(self.scale_ids)[:, 0]
         if name.endswith("_sealed"):
-            # seal comes first in a step: it finds what was full before, all others what is full after it.
-            new = self.workload.new if kind == "seal" else (0,) * len(totals)
-            return np.subtract(totals, new) // self.cache.storage.residual * self.cache.storage.residual
+            sealed = np.subtract(totals, new if lengths == "seal" else 0)
+            return sealed // self.cache.storage.residual * self.cache.storage.residual
         found = self.view({}).form.written(Laid(self.matrix(self.ids), self._counts, totals))
         if name in found:
             return found[name]
@@ -197,7 +196,7 @@ class Scene:
         return min(total, window) if window else self.entries(total)
 
     def group(self, name: str, launcher: Any) -> Group:
-        """What a launch's buffer is part of; buffers are named after tensors, tables and arguments, those of another cache that
+        """The group of a launch's buffer; buffers are named after tensors, tables and arguments, those of another cache that
         is read behind its argument's name and a point."""
         tensor = name.partition("[")[0].rpartition(".")[2]
         if tensor in self.pools or (tensor.endswith(("pool", "scale", "scales", "tail")) and tensor not in _WEIGHTS):

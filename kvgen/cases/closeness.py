@@ -31,7 +31,7 @@ TINY: Final = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126, "e4m3": 2.0
 
 @dataclass(frozen=True)
 class Terms:
-    """What a decode, or an extend (`rows` 0), computes: `compute` is the type that probabilities are rounded to ("f32": not at
+    """The terms of a decode, or of an extend (`rows` 0): `compute` is the type that probabilities are rounded to ("f32": not at
     all)."""
 
     scale: float
@@ -50,7 +50,7 @@ class Terms:
     out_scale: float = 1.0
 
     def oracle(self) -> dict[str, Any]:
-        """What kvgen.reference.decode takes of them."""
+        """The arguments of kvgen.reference.decode."""
         names = [f.name for f in fields(self) if f.name not in ("compute", "out")]
         return {name: getattr(self, name) for name in names}
 
@@ -111,7 +111,7 @@ def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Flo
 
 
 def _unsettled(right: Floats, element: str) -> float:
-    """What adding and subtracting 0.3 does to the result in its type."""
+    """The largest change of the result by adding and subtracting 0.3 in its type."""
     kind = dtype(element).numpy()
     x, third = right.astype(kind), np.array(0.3).astype(kind)
     return float(np.abs((x + third - third).astype(np.float64) - x.astype(np.float64)).max())
@@ -148,7 +148,7 @@ def bounds(
     sinks: Floats | None = None,
     out_scale: float = 1.0,
 ) -> tuple[Floats, Floats]:
-    """What f32 arithmetic may get wrong: (of out `[q_heads, v_dim]`, of the natural lse `[q_heads]`), absolutely.
+    """The error that f32 arithmetic may make: (of out `[q_heads, v_dim]`, of the natural lse `[q_heads]`), absolutely.
 
     A score of D products is off by (D + 4) u sum |q k|, u = 2^-24, and `slack`; a weight e^(s - max) by that of both scores,
     by u |s - max| for the difference in base 2, and by 2^-22 an exponential: its own, and one a rescaling, of which there
@@ -222,7 +222,7 @@ def naive(q: Floats, seen: Seen, given: Terms, *, rows_alone: bool = False) -> t
 
 
 def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[float, float]:
-    """What rounding to the type that the kernel computes in usually does to (out, natural lse): the root of the mean square, of
+    """The usual error of (out, natural lse) by rounding to the type that the kernel computes in: the root of the mean square, of
     the head and dim that has the largest. A rounding is off by half of HALF_ULP then; each weight and value has one, and each
     score and every term of it."""
     top = scores.max(axis=1, keepdims=True)
