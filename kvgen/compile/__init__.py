@@ -6,6 +6,7 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 from __future__ import annotations
 
 from kvgen.compile.aot import (
+    Launchers,
     Manifest,
     ManifestEntry,
     ManifestSet,
@@ -42,6 +43,7 @@ __all__ = [
     "Image",
     "Job",
     "Kind",
+    "Launchers",
     "Manifest",
     "ManifestEntry",
     "ManifestSet",
