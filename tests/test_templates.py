@@ -35,6 +35,7 @@ from kvgen.lowering.attention.mla_sm90_rows import MlaSm90Rows
 from kvgen.lowering.attention.split_kv import PlanContext
 from kvgen.lowering.cache_header import CacheContext, StatesContext
 from kvgen.lowering.launcher_module import LauncherContext
+from kvgen.lowering.launcher_table import TableContext
 from kvgen.lowering.pooled_tokens import PoolTokensContext
 from kvgen.lowering.row_kernel import AppendContext, AppendQContext, NormCacheContext, RotateCacheContext
 from kvgen.paths import templates_root
@@ -78,6 +79,7 @@ CONTEXTS: dict[str, type] = {
     "cache/cache.cuh.j2": CacheContext,
     "cache/states.cuh.j2": StatesContext,
     "launcher/init.py.j2": LauncherContext,
+    "launcher/table.py.j2": TableContext,
     "export/set.h.j2": HeaderContext,
     "export/example.cpp.j2": ExampleContext,
     "export/kernel.cu.j2": KernelFile,

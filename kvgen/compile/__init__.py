@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvgen.architectures import ARCHS, Arch
 from kvgen.compile.aot import (
+    Launchers,
     Manifest,
     ManifestEntry,
     ManifestSet,
@@ -44,6 +45,7 @@ __all__ = [
     "Image",
     "Job",
     "Kind",
+    "Launchers",
     "Manifest",
     "ManifestEntry",
     "ManifestSet",

@@ -49,7 +49,7 @@ class Kernel:
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Size | PoolMap) and not own_pages(p)]
+        called = [p for p in self.params if not isinstance(p, (Size, PoolMap)) and not own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})

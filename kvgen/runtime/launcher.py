@@ -58,7 +58,7 @@ class Launcher:
 
     def __init_subclass__(cls) -> None:
         """Python tells of arguments that are missing or unknown by the name that users write: `append()`, `decode.plan()`."""
-        if "KERNEL" not in vars(cls):
+        if "bind" not in vars(cls) or not hasattr(cls, "KERNEL"):
             return
         for name, method in list(vars(cls).items()):
             if name.startswith("bind") and isinstance(method, FunctionType):

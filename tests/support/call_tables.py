@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,7 @@ def kernels(name: str) -> Iterator[tuple[str, Launcher, Kernel]]:
     found = module(name)
     for key, op in vars(found).items():
         if isinstance(op, Launcher):
-            yield from ((f"{key}.{n}", op, k) for n, k in vars(type(op)).items() if isinstance(k, Kernel))
+            yield from ((f"{key}.{n}", op, k) for n, k in inspect.getmembers(type(op)) if isinstance(k, Kernel))
 
 
 def calls(name: str) -> Iterator[tuple[str, Call]]:
