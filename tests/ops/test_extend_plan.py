@@ -26,6 +26,7 @@ from tests.support import extend_sets
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import extend_of, step
 from tests.support.harness import package
+from tests.support.sets import archs_of
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 SETS: Final = {
@@ -46,8 +47,8 @@ BATCHES: Final = (
 
 
 def fit_of(kernels: KernelSet) -> Fit:
-    """How the set's last architecture takes the call, which the CPU machine runs."""
-    return extend_of(kernels).choices(kernels)[kernels.arch[-1]].fit
+    """How the last architecture that tests build the set for takes the call: the CPU machine runs it."""
+    return extend_of(kernels).choices(kernels)[archs_of(kernels)[-1]].fit
 
 
 def tile_of(kernels: KernelSet) -> int:

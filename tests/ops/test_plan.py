@@ -19,6 +19,7 @@ from kvgen.runtime.workspace import Workspace
 from tests.support import split_list
 from tests.support.harness import package
 from tests.support.memory import GUARD, Raw
+from tests.support.sets import archs_of
 from tests.support.split_list import OVERHEAD, Span, columns_of
 
 COLUMNS = 313  # pages of a request's table: 5008 tokens
@@ -101,7 +102,7 @@ class Step:
     @property
     def tile(self) -> int:
         """Tokens that the planner counts in."""
-        context: Any = self.op.plan(self.kernels)[1].on(self.kernels.arch[-1]).context
+        context: Any = self.op.plan(self.kernels)[1].on(archs_of(self.kernels)[-1]).context
         return int(context.tile)
 
     def hold(self, workspace: Workspace, rows: int) -> list[list[Span]]:

@@ -18,6 +18,7 @@ from kvgen.reference.tables import LIMIT, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.runtime.workspace import Workspace
 from tests.support.memory import CANARY, GUARD, Raw, aligned
+from tests.support.sets import archs_of
 
 _NAMES = ("b", "row", "rows", "tokens", "begin", "end", "index", "num_chunks", "slot", "fault")
 KV_CHUNK = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])
@@ -261,7 +262,8 @@ def hold_whole(requests: Sequence[Span], chunks: Sequence[Span]) -> None:
 
 
 def columns_of(kernels: KernelSet, op: str) -> int:
-    """Blocks that share a chunk, on the set's last architecture, which the CPU machine runs unless it is told another one."""
-    plan = next(o for o in kernels.ops if o.name == op).plan(kernels)[0].on(kernels.arch[-1]).split
+    """Blocks that share a chunk, on the last architecture that tests build the set for: launches are of that one unless they name
+    another."""
+    plan = next(o for o in kernels.ops if o.name == op).plan(kernels)[0].on(archs_of(kernels)[-1]).split
     assert plan is not None
     return plan.columns
