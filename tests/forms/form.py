@@ -24,6 +24,7 @@ from itertools import combinations
 from pathlib import PurePath
 from typing import Any, Final
 
+from kvgen.lowering.attention import decode_mma, decode_simt
 from kvgen.lowering.attention.decode_mma import DecodeMma
 from kvgen.lowering.attention.extend_sm90 import Widening
 from kvgen.lowering.attention.masks_scores import AttentionContext
@@ -317,8 +318,9 @@ _READ_ALIKE: Final = ("amax", "pow2", "amax_raised", "pow2_raised", "norm", "uni
 # Subjects that say again what others say, and such that are another one's.
 _SAME: Final = ("norm_structs", "head_structs", "tiles")
 _RENAMED: Final = {"row_norms": "parts", "d": "attention"}
-# Fields that follow from others.
+# Fields that follow from others; numbers that the call around a kernel's shape has too.
 _FOLLOW: Final = ("maps",)
+_SAME_NUMBERS: Final = (("tiles", decode_mma.Shape), ("tiles", decode_simt.Shape))
 # What a template asks of an operand: flags, and "several" groups; scales' path, access and copied run are asked by all.
 _OPERAND_FLAGS: Final = ("given", "global_scale", "powers", "tables")
 _DECODE_FLAGS: Final = (*_OPERAND_FLAGS, "biased", "direct")
@@ -441,7 +443,7 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
             for f in fields(each):
                 value = getattr(each, f.name)
                 name = prefix + f.name
-                if isinstance(value, _ELSEWHERE) or f.name in _FOLLOW or (f.name == "tiles" and f.type == "int"):
+                if isinstance(value, _ELSEWHERE) or f.name in _FOLLOW or (f.name, type(each)) in _SAME_NUMBERS:
                     continue
                 if isinstance(value, Operand):
                     features.update(_operand(value, each))
