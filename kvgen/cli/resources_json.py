@@ -140,6 +140,18 @@ def record(
     sources: Mapping[str, str],
 ) -> str:
     """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. Needs the SASS tools."""
+    kernels = measured(kernel_set, images, digests, plans, sources)
+    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
+
+
+def measured(
+    kernel_set: KernelSet,
+    images: list[Image],
+    digests: Mapping[str, str],
+    plans: Mapping[str, KernelPlan],
+    sources: Mapping[str, str],
+) -> dict[str, dict[str, Any]]:
+    """By a set's kernels: the digest of the code and, by architecture, the facts. Arguments as those of `record`."""
     from kvgen.bench.tiles import tile_of
     from kvgen.cli.cycles_of import attends, kernel_of, recorded
     from kvgen.compile import default_cache
@@ -170,7 +182,7 @@ def record(
             **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
-    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
+    return kernels
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:
