@@ -100,7 +100,7 @@ def test_other_parameters(project: Folder, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_launch_sizes_of_the_revision(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     """Its kernels run in its own launchers' grid: here of no block at all."""
-    project.change("generated/tiny/__init__.py", "grid=lambda d: (", "grid=lambda d: (0 * ")
+    project.change("generated/tiny/_table.py", "grid=lambda d: (", "grid=lambda d: (0 * ")
     was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
     (said,) = replayed(capsys, code=1).ran
     assert said.startswith("tiny/gather: differs in ") and "k_out" in said
@@ -118,15 +118,15 @@ def test_the_launch_sizes_of_the_revision(project: Folder, capsys: pytest.Captur
 def test_launch_sizes_that_cannot_be_read(
     project: Folder, capsys: pytest.CaptureFixture[str], old: str, new: str, why: str
 ) -> None:
-    project.change("generated/tiny/__init__.py", old, new)
+    project.change("generated/tiny/_table.py", old, new)
     was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
     (said,) = replayed(capsys, code=1).ran
-    assert said.startswith("tiny/gather: not run: generated/tiny/__init__.py of the revision: ") and said.endswith(why)
+    assert said.startswith("tiny/gather: not run: generated/tiny/_table.py of the revision: ") and said.endswith(why)
 
 
 def test_sizes_of_a_planned_operation() -> None:
     """Shared memory by architecture, the planner, and how a step is split."""
-    text = (ROOT / "generated/gpt_oss_20b/__init__.py").read_text(encoding="utf-8")
+    text = (ROOT / "generated/gpt_oss_20b/_table.py").read_text(encoding="utf-8")
     sizes = launch_sizes(text.replace("blocks_per_sm=2", "blocks_per_sm=3").replace("74752", "74784"))
     with generated(ROOT / "generated", "gpt_oss_20b") as package:
         give(package, sizes)
@@ -136,6 +136,23 @@ def test_sizes_of_a_planned_operation() -> None:
         assert (decode.PLAN.threads, decode.PLAN.shared_on("sm_80")) == (256, 0)
         assert package.AppendLauncher.KERNEL.grid({"T": 7}) == (7, 1, 1)
         give(package, {"NoLauncher": sizes["DecodeLauncher"]})
+
+
+def test_sizes_by_architecture() -> None:
+    """Files, grids and workspaces of the revision's architectures take the place of today's, also where it has none."""
+    text = (ROOT / "generated/llama3_8b/_table.py").read_text(encoding="utf-8")
+    sizes = launch_sizes(text.replace('"sm_90a": lambda d: (d["num_sm_parts"], 1, 1)', '"sm_90a": lambda d: (7, 1, 1)'))
+    with generated(ROOT / "generated", "llama3_8b") as package:
+        extend = package.ExtendLauncher
+        before = extend.KERNEL, extend.SPLIT_PLANS
+        give(package, sizes)
+        assert extend.KERNEL.grid_by_arch["sm_90a"]({"num_sm_parts": 5}) == (7, 1, 1)
+        assert (extend.SPLIT_PLANS, extend.KERNEL.files) == (before[1], before[0].files)
+        alike = sizes["ExtendLauncher"] | {"KERNEL": sizes["DecodeLauncher"]["KERNEL"]}
+        del alike["SPLIT_PLANS"]
+        give(package, {"ExtendLauncher": alike})
+        assert not extend.SPLIT_PLANS and not extend.KERNEL.files and not extend.KERNEL.grid_by_arch
+        assert extend.KERNEL.file == "extend.cu"
 
 
 def test_batches_of_a_decode_with_sinks(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvgen.codegen.emit import kernel_files
 from kvgen.paths import templates_root
 from tests import sets
 from tests.compile.test_sass import needs_tool
+from tests.sets import __main__ as recorder
 from tests.sets.__main__ import measure
 
 
@@ -22,16 +25,29 @@ def test_the_record_is_of_these_kernels() -> None:
 
 def test_lines_are_read_as_they_are_written() -> None:
     lines = [text for text in sets.RECORD.read_text(encoding="utf-8").splitlines() if not text.startswith("#")]
-    assert [sets.line(key, digest, facts) for key, (digest, facts) in sets.recorded().items()] == lines
-    assert sorted(lines, key=lambda text: text.split(" ")[:2]) == lines
+    read = [sets.line(key, digest, facts) for key, (digest, facts) in sets.recorded().items()]
+    read += [sets.candidates_line(key, cycles) for key, cycles in sets.candidates().items()]
+    assert sorted(read, key=lambda text: text.split(" ")[:3]) == lines
 
 
 @needs_tool
 def test_a_line_is_what_compiling_gives() -> None:
     """Of one small set: what --record would write."""
-    found = measure({"mxfp8"})
-    recorded = {key: sets.line(key, *line) for key, line in sets.recorded().items() if key.startswith("mxfp8/")}
-    assert found == recorded and len(found) == 2
+    recorded = {key: line for key, line in sets.recorded().items() if key.startswith("mxfp8/")}
+    assert measure(set(recorded)) == recorded and len(recorded) == 2
+
+
+def test_recording_compiles_what_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of other code and new ones; lines of kernels that are gone go; other lines stay."""
+    record, candidates = sets.recorded(), sets.candidates()
+    changed, new = sorted(record)[:2]
+    before = record | {changed: ("0" * sets.DIGITS, record[changed][1]), "gone/append sm_80": record[changed]}
+    del before[new]
+    asked: list[set[str]] = []
+    monkeypatch.setattr(recorder, "measure", lambda keys: asked.append(keys) or {key: record[key] for key in keys})
+    monkeypatch.setattr(recorder, "compare", lambda item, whole: {})
+    found, _, compiled = recorder.brought_up(before, candidates, every=False)
+    assert asked == [{changed, new}] and compiled == 2 and found == record
 
 
 def test_no_set_has_a_name_that_another_one_has() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.contents import Case, Contents
+from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
 from kvgen.layout.dtypes import dtype
 from kvgen.schema.kernel_set import KernelSet
-from kvgen.verify.batches import Case, Contents
-from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import HostMemory, Memory
-from kvgen.verify.oracles import ORACLES
-from kvgen.verify.run import FUSED, Verifier, differences
+from kvgen.verify.run import Verifier, differences
 
 Raw = NDArray[Any]
 
@@ -67,13 +67,14 @@ def compare(
 def judged(case: Case, left: Left) -> list[str]:
     """The differences between the memory that a launch left and the oracle's, a line each."""
     found = Judged(case, case.before.copy(), left.contents)
-    word = ORACLES[case.call.op.kind](found)
+    cases = cases_of(case.call.op)
+    word = cases.compare(found)
     if "errors" in found.wanted.arrays:
         found.wanted.arrays["errors"][0] = word
     return [
         *(f"{name}: written beside the array" for name in left.beside),
         *found.wrong,
-        *differences(found, near=case.call.op.kind in FUSED),
+        *differences(found, near=cases.fused),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvgen import Continuous, KernelSet, Ring
-from kvgen.bench.step import Step
+from kvgen.cases.step import Step
 from kvgen.layout.storage import Segment
 from kvgen.ops import Append, Decode, Extend
 from kvgen.schema.quant import Quant

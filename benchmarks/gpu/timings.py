@@ -17,9 +17,10 @@ from benchmarks.gpu.apart import Apart
 from benchmarks.gpu.set_facts import Facts, facts_of
 from benchmarks.gpu.workload import Node, Workload
 from kvgen import KernelSet
-from kvgen.bench import Scene
-from kvgen.bench import Workload as Listed
-from kvgen.bench.synthetic_batch import LAYER
+from kvgen.cases.contents import span
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import LAYER, Scene
+from kvgen.cases.workload import Workload as Listed
 from kvgen.errors import DeviceError
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode, MlaDecode
@@ -30,7 +31,6 @@ from kvgen.schema.kernel_set import Op
 from kvgen.verify import timing
 from kvgen.verify.bandwidth import Fill
 from kvgen.verify.device import Gpu, Timing
-from kvgen.verify.memory import span
 
 SAMPLES = 5
 APPEND_ROWS = (1, 8, 128, 4096)
@@ -430,7 +430,7 @@ class Timer:
                 size, at = span(tensor[page]), device.pointer + int(page) * tensor.strides[0]
                 data = self.gpu.driver.read(at, size, self.gpu.ordinal)
                 tensor[page] = np.ndarray(tensor[page].shape, tensor.dtype, data, strides=tensor[page].strides)
-        tables = {name: array[b : b + 1] for name, array in scene.tables(op.kind, op.rows).items()}
+        tables = {name: array[b : b + 1] for name, array in scene.tables(cases_of(op).lengths, op.rows).items()}
         (rows,) = cache_rows(scene.kv, {**host, **tables}, LAYER)
         q, got = (self._rows_of(given[name], b, op.rows) for name in ("q", "out"))
         how: dict[str, Any] = {"scale": op.softmax_scale(self.kernels), "rows": op.rows}

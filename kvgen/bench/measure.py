@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvgen.bench.calls import call_of
-from kvgen.bench.minimum import minimum_sectors, planning_sectors
-from kvgen.bench.synthetic_batch import GROUPS, LAYER, Group, Scene
-from kvgen.bench.unfused import Pass, separate_passes
+from kvgen.cases.contents import Call, Contents
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import GROUPS, LAYER, Group, Scene
+from kvgen.cases.unfused import Pass
 from kvgen.errors import DeviceError
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine
@@ -20,7 +20,6 @@ from kvgen.schema.kernel_set import Op
 if TYPE_CHECKING:
     from kvgen.emulator import BufferCounters, Counters
     from kvgen.runtime.kernel import Grid
-    from kvgen.runtime.layer_cache import LayerCache
 
 
 @dataclass(frozen=True)
@@ -64,40 +63,32 @@ def measure(scene: Scene, op: Op, arch: str | None) -> list[Measured]:
     """Run an operation once; one Measured a kernel, of a planner first.
 
     `arch` is the architecture whose PTX runs, None the set's last one. Raises DeviceError where the machine cannot run
-    it, and where the kernel finds a fault in the batch.
+    it, and where the kernel finds a fault in the batch; ToolError for an operation whose fewest bytes nobody knows.
     """
-    call = call_of(scene, op)
-    cache = scene.package.Cache(**scene.pools, **scene.tables(call.counted_as, call.rows_each))
+    cases = cases_of(op)
+    call = cases.call(scene)
+    minimum = cases.minimum(call)
+    cache = scene.package.Cache(**scene.pools, **call.tables)
     word = np.zeros(1, np.uint64)
-    arguments = call.arguments() | {"errors": word}
-    given = cache if call.launcher.KERNEL.all_layers else cache[LAYER]
     with machine(arch, "check") as log:
-        if hasattr(call.launcher, "workspace"):
-            arguments = planned(call.launcher, cache[LAYER], call.rows, arguments)
-        call.launcher(given, **arguments)
+        arguments = cases.planned(call, cache, arguments_of(call) | {"errors": word})
+        call.launcher(cache if call.launcher.KERNEL.all_layers else cache[LAYER], **arguments)
     report = describe(word)
     if report is not None:
         raise DeviceError(f"{scene.kernels.name}/{op.name}: the kernel reported {report}, in a batch without faults")
-    minimum = minimum_sectors(scene, call)
-    found = [_measured(scene, op, call.rows, done, planning_sectors(scene, call)) for done in log.launches[:-1]]
-    separate = separate_passes(scene, call, minimum)
-    return [*found, _measured(scene, op, call.rows, log.launches[-1], minimum, separate)]
+    found = [_measured(call, done, cases.planning(call)) for done in log.launches[:-1]]
+    return [*found, _measured(call, log.launches[-1], minimum, cases.replaced(call, minimum))]
 
 
-def planned(launcher: Any, layer: LayerCache, rows: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What an operation takes once its step is planned: a workspace, instead of what its planner alone takes."""
-    longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
-    workspace = launcher.workspace(max_rows=rows, device=layer.device, max_tokens=longest)
-    taken = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
-    launcher.plan(layer, workspace, rows=rows, **{name: arguments[name] for name in taken})
-    gone = taken - {p.name for p in launcher.KERNEL.arguments}
-    return {n: a for n, a in arguments.items() if n not in gone} | {"workspace": workspace}
+def arguments_of(call: Call) -> dict[str, Any]:
+    """Arguments of the launcher behind the cache, but for the error word and a workspace."""
+    cases = cases_of(call.op)
+    memory = {name: Contents(other.scene.pools, dict(other.tables), {}) for name, other in call.others.items()}
+    return {**call.arrays, **call.numbers, **{name: cases.cache(call, name, its) for name, its in memory.items()}}
 
 
-def _measured(
-    scene: Scene, op: Op, rows: int, done: Launched, minimum: Mapping[str, int], separate: tuple[Pass, ...] = ()
-) -> Measured:
-    launcher = getattr(scene.package, op.name)
+def _measured(call: Call, done: Launched, minimum: Mapping[str, int], separate: tuple[Pass, ...] = ()) -> Measured:
+    scene, op, launcher = call.scene, call.op, call.launcher
     found = [
         Traffic(name, scene.group(name, launcher), counted, minimum.get(name))
         for name, counted in done.counters.per_buffer.items()
@@ -108,5 +99,14 @@ def _measured(
     work = scene.workload
     traffic = tuple(found)
     return Measured(
-        op.name, done.entry, done.arch, done.grid, rows, done.counters, traffic, work.name, len(work.totals), separate
+        op.name,
+        done.entry,
+        done.arch,
+        done.grid,
+        call.rows,
+        done.counters,
+        traffic,
+        work.name,
+        len(work.totals),
+        separate,
     )

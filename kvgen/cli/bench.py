@@ -22,7 +22,8 @@ from kvgen.cli.console import Json, Selectors, at_least, print_json, say, tell
 from kvgen.cli.progress import Steps, progress
 
 if TYPE_CHECKING:
-    from kvgen.bench import Measured, Workload
+    from kvgen.bench import Measured
+    from kvgen.cases.workload import Workload
     from kvgen.cli.selection import Chosen
     from kvgen.config import Config
 
@@ -125,7 +126,7 @@ def bench(
         beside = [option for option, value in others if value]
         _cycles(selectors, arch, (device, calibration), (batch, tokens, rows), beside, asked=cycles, as_json=as_json)
         return
-    from kvgen.bench import KNOWN
+    from kvgen.cases.operation import cases_of
     from kvgen.cli.project import end, open_sets
     from kvgen.runtime.cpu import require_host_compiler
 
@@ -135,7 +136,7 @@ def bench(
     works = _workloads(batch, tokens, new, workload, default=_sizes(chosen))
     with progress("counting", len(works) * sum(len(c.ops) for c in chosen)) as done:
         found = [(c.name, m) for c in chosen for w in works for m in _measure(config, c, w, arch, done)]
-    left = [f"{c.name}/{op.name}" for c in chosen if c.whole for op in c.loaded.kernels.ops if op.kind not in KNOWN]
+    left = [f"{c.name}/{op.name}" for c in chosen if c.whole for op in c.loaded.kernels.ops if not cases_of(op).counted]
     if left:
         typer.echo(f"not counted: {', '.join(left)}; kvgen bench has no minimum for their kind", err=True)
     if as_json:
@@ -164,7 +165,7 @@ def _cycles(
     asked: bool,
     as_json: bool,
 ) -> None:
-    from kvgen.bench import Workload
+    from kvgen.cases.workload import Workload
     from kvgen.cli.bench_cycles import bench_cycles
     from kvgen.errors import ToolError
 
@@ -216,7 +217,8 @@ def _workloads(
     batch: int | None, tokens: int | None, new: int | None, names: str | None, *, default: bool
 ) -> tuple[Workload, ...]:
     """The batches that the options describe; without any, those of all sizes where that is the default."""
-    from kvgen.bench import SIZES, WORKLOADS, Workload
+    from kvgen.bench import SIZES, WORKLOADS
+    from kvgen.cases.workload import Workload
     from kvgen.cli.demo_steps import PROMPTS
     from kvgen.errors import ToolError
 
@@ -242,7 +244,9 @@ def _workloads(
 
 def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, done: Steps) -> list[Measured]:
     """Every operation of a set that was chosen; `done` is called after each."""
-    from kvgen.bench import KNOWN, Scene, measure
+    from kvgen.bench import measure
+    from kvgen.cases.operation import cases_of
+    from kvgen.cases.scene import Scene
     from kvgen.cli.project import generated
 
     found: list[Measured] = []
@@ -252,7 +256,7 @@ def _measure(config: Config, chosen: Chosen, work: Workload, arch: str | None, d
             if op.name in chosen.ops:
                 done.at(f"{chosen.name}/{op.name} {work.name}")
                 # Nobody knows the fewest sectors of the others, a user's kernels among them: by name only, which says so.
-                found += measure(scene, op, arch) if op.kind in KNOWN or not chosen.whole else []
+                found += measure(scene, op, arch) if cases_of(op).counted or not chosen.whole else []
                 done()
     return found
 

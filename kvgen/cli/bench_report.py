@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kvgen.cli.table import Column, Table, numbers, words
 
 if TYPE_CHECKING:
-    from kvgen.bench import Measured, Workload
-    from kvgen.bench.synthetic_batch import Group
+    from kvgen.bench import Measured
+    from kvgen.cases.scene import Group
+    from kvgen.cases.workload import Workload
 
 SCHEMA: Final = 1
 SEPARATE: Final = (

@@ -37,8 +37,8 @@ def build(
     kvgen build llama3_8b       one set, and the device library it includes
     kvgen build '*/decode'      one operation of every set, with the set's cache.cuh and launchers
     """
-    from kvgen.cli.cuda_cores import on_cuda_cores
     from kvgen.cli.project import open_project
+    from kvgen.cli.slow_kernels import on_cuda_cores
     from kvgen.cli.sync import findings
     from kvgen.files import kind_of, remove_inside, write_inside
 

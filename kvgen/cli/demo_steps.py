@@ -11,17 +11,17 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kvgen.bench import Scene, Workload, call_of, minimum_sectors
-from kvgen.bench.measure import planned
-from kvgen.bench.synthetic_batch import LAYER, aligned
+from kvgen.architectures import HOPPER
+from kvgen.cases.contents import Case, Contents
+from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import LAYER, Scene, aligned
+from kvgen.cases.workload import Workload
 from kvgen.cli.console import tell
 from kvgen.cli.progress import progress
 from kvgen.cli.project import Project, generated
 from kvgen.runtime import describe
 from kvgen.schema.kernel_set import Op
-from kvgen.verify.batches import Case, Contents
-from kvgen.verify.judged import Judged
-from kvgen.verify.oracles import ORACLES
 from kvgen.verify.run import differences
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PROMPTS: Final = (37, 5, 64, 18)
 STEPS: Final = 3
-_ARCH: Final = "sm_90a"  # what the CPU machine runs, where the set has it
 _SECTOR: Final = 32  # bytes: what a GPU's memory moves at least
 _ORDER: Final = ("seal", "append", "extend", "decode", "gather")  # of a step
 _MEMORY: Final = ("kv", "scales", "input", "output")  # what an operation is about; tables are how it gets there
@@ -137,10 +136,10 @@ class _Batch:
         found = {"cos_sin": np.cos(found), "q_scale": np.full(like.shape, 0.37)}.get(name, found)
         return found.astype(like.dtype)
 
-    def layer(self, tables: dict[str, Raw]) -> Any:
-        """The generated cache's layer, over the tables of this step."""
+    def cache(self, tables: dict[str, Raw]) -> Any:
+        """The generated cache, over the tables of this step."""
         placed = {name: self.memory.copy(array) for name, array in tables.items()} | self.counts
-        return self.scene.package.Cache(**self.pools, **placed)[LAYER]
+        return self.scene.package.Cache(**self.pools, **placed)
 
     def left(self, tables: dict[str, Raw], arrays: dict[str, Raw]) -> Contents:
         """The memory after a launch with these tables and arrays, on the host."""
@@ -170,7 +169,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
     ops = {kind: [op for op in kernels.ops if op.kind == kind and not _other_form(op)] for kind in _ORDER}
     outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
-    arch = _ARCH if gpu is None and _ARCH in kernels.arch else None
+    arch = HOPPER if gpu is None and HOPPER in kernels.arch else None
     room = [prompt + STEPS for prompt in PROMPTS]
     with ExitStack() as stack:
         module = stack.enter_context(generated(project.config.out, name))
@@ -203,9 +202,9 @@ def _other_form(op: Op) -> bool:
 
 def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
     """One launch of an operation: random inputs, the kernel and the oracle on them, and what they differ in."""
-    call, memory = call_of(scene, op), batch.memory
-    tables = scene.tables(call.counted_as, call.rows_each)
-    tables = {name: array for name, array in tables.items() if name not in batch.tables}
+    cases, memory = cases_of(op), batch.memory
+    call = cases.call(scene)
+    tables = {name: array for name, array in call.tables.items() if name not in batch.tables}
     arrays = {name: np.array(array) for name, array in call.arrays.items()}
     for name, array in arrays.items():
         if scene.group(name, call.launcher) in ("input", "weights"):
@@ -213,16 +212,15 @@ def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
     arrays["errors"] = np.zeros(1, np.uint64)
     before = Contents(batch.scene.pools, tables | batch.tables, arrays)
     placed = {name: memory.copy(array) for name, array in arrays.items()}
-    layer = batch.layer(tables)
-    given = planned(call.launcher, layer, call.rows, placed) if hasattr(call.launcher, "workspace") else placed
-    call.launcher(layer, **given)
+    cache = batch.cache(tables)
+    call.launcher(cache[LAYER], **cases.planned(call, cache, placed))
     outcome.launches += 1
     outcome.rows += call.rows
-    least = minimum_sectors(scene, call)
+    least = cases.minimum(call)
     outcome.minimum += _SECTOR * sum(n for b, n in least.items() if scene.group(b, call.launcher) in _MEMORY)
     left = {name: memory.get(array) for name, array in placed.items()}
-    judged = Judged(Case("", "", scene, call, before, dict(call.numbers)), before.copy(), batch.left(tables, left))
-    judged.wanted.arrays["errors"][0] = ORACLES[op.kind](judged)
+    judged = Judged(Case("", "", call, before, dict(call.numbers)), before.copy(), batch.left(tables, left))
+    judged.wanted.arrays["errors"][0] = cases.compare(judged)
     batch.take(judged.wanted)
     outcome.error = max(outcome.error, judged.distance.error)
     outcome.share = max(outcome.share, judged.distance.share)

@@ -1,7 +1,7 @@
 """Two versions of the output folder compared: changed lines with their surroundings, the same change of many files once.
 
-Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count. Of removed files there is
-the name alone.
+Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count. A removed file is
+a name.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ def generated(out: Path, name: str) -> Iterator[ModuleType]:
         spec.loader.exec_module(module)
         yield module
     finally:
-        del sys.modules[title]
+        for name in (title, f"{title}._table"):
+            sys.modules.pop(name, None)
 
 
 def end(config: Config, broken: Sequence[BrokenSpec], folder: str = "") -> None:

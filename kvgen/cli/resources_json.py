@@ -20,9 +20,10 @@ from kvgen.json_file import parse_object, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvgen.codegen.emit import File
     from kvgen.compile import Image
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.schema.kernel_set import KernelSet
+    from kvgen.schema.loader import LoadedSet
 
 _WRITER: Final = "kvgen compile --record"
 _FORM: Final = 5  # of the text; what an older kvgen wrote is recorded anew
@@ -133,27 +134,30 @@ def _facts(given: Mapping[str, object]) -> dict[str, int]:
 
 
 def record(
-    kernel_set: KernelSet,
+    loaded: LoadedSet,
+    files: Mapping[str, File],
+    prefix: str,
     images: list[Image],
     digests: Mapping[str, str],
     plans: Mapping[str, KernelPlan],
     sources: Mapping[str, str],
 ) -> str:
-    """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. Needs the SASS tools."""
-    kernels = measured(kernel_set, images, digests, plans, sources)
-    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
+    """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. `files` are
+    all generated ones, below the output folder `prefix`. Needs the SASS tools."""
+    from kvgen.cli.candidates import compared, others
+
+    kernels = measured(images, digests, plans, sources)
+    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
+    found = others(loaded, files, prefix)
+    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
 
 
 def measured(
-    kernel_set: KernelSet,
-    images: list[Image],
-    digests: Mapping[str, str],
-    plans: Mapping[str, KernelPlan],
-    sources: Mapping[str, str],
+    images: list[Image], digests: Mapping[str, str], plans: Mapping[str, KernelPlan], sources: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """By a set's kernels: the digest of the code and, by architecture, the facts. Arguments as those of `record`."""
     from kvgen.bench.tiles import tile_of
-    from kvgen.cli.cycles_of import attends, kernel_of, recorded
+    from kvgen.cli.attention_cycles import attends, kernel_of, recorded
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
     from kvgen.cycles.kernel import blocks_per_multiprocessor
@@ -166,7 +170,7 @@ def measured(
         opcodes, plan = histogram(listing), plans[image.unit_name]
         cycles: dict[str, int] = {}
         if attends(plan):
-            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(kernel_set, plan))
+            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(plan.on(image.arch)))
         name = image.unit_name.partition("/")[2]
         kernel = kernels.setdefault(name, {"digest": digests[name]})
         shared = image.resources.static_shared + plan.shared_on(image.arch)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from kvgen.cases.operation import cases_of
 from kvgen.cli.progress import progress
 from kvgen.cli.verify_sets import Verified
 from kvgen.compile import select_arch
@@ -20,7 +21,7 @@ from kvgen.verify.memory import GpuMemory
 from kvgen.verify.probe import Measured
 from kvgen.verify.probes import PROBES
 from kvgen.verify.results import CaseResult, KernelResult, SetResult, Timed
-from kvgen.verify.run import Plan, Verifier, unheld
+from kvgen.verify.run import Plan, Verifier
 from kvgen.verify.supervisor import CASE_PATIENCE, TIMING_PATIENCE, Answer, Item, Supervisor
 from kvgen.verify.timing import works
 
@@ -122,7 +123,7 @@ def _set(its: Verified, children: Supervisor, gpu: OnGpu, how: How, done: Callab
             for op in ops:
                 plans = verifier.plans(op)
                 timings = len(works(kernels, op)) if plans and its.spec is not None else 0
-                kernel = KernelResult(op.name, op.kind, why=verifier.why_not(op) if not plans else unheld(op))
+                kernel = KernelResult(op.name, op.kind, why=verifier.why_not(op) if not plans else cases_of(op).unheld)
                 found.append(_Kernel(op, kernel, plans, min(timings, 1) if how.quick else timings))
         result.kernels += [_kernel(children, its.name, each, gpu, how) for each in found]
     for _ in ops:

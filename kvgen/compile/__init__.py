@@ -5,7 +5,9 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 
 from __future__ import annotations
 
+from kvgen.architectures import ARCHS, Arch
 from kvgen.compile.aot import (
+    Launchers,
     Manifest,
     ManifestEntry,
     ManifestSet,
@@ -15,7 +17,7 @@ from kvgen.compile.aot import (
     read_launchers,
     write_folder,
 )
-from kvgen.compile.arch import ARCHS, Arch, archs_given, select_arch, supported_archs
+from kvgen.compile.arch import archs_given, select_arch, supported_archs
 from kvgen.compile.code_digest import code_digest
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
@@ -43,6 +45,7 @@ __all__ = [
     "Image",
     "Job",
     "Kind",
+    "Launchers",
     "Manifest",
     "ManifestEntry",
     "ManifestSet",

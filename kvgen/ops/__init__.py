@@ -113,9 +113,8 @@ def __getattr__(name: str) -> Any:
             for operation, module in _HOME.items()
             if module.startswith("kvgen.ops.") and operation != "Custom"
         )
-    known = ", ".join(n for n, home in _HOME.items() if home.startswith("kvgen.ops."))
     raise AttributeError(
-        f"ops.{name}: kvgen has no such operation{_instead(name)}; there are {known}",
+        f"ops.{name}: kvgen has no such operation; it must be one of kvgen.ops (docs/operations.md){_instead(name)}",
         name=name,
         obj=sys.modules[__name__],
     )

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Final
 
 from pydantic_core import ErrorDetails
 
-# The operations of kvgen.ops, for specs that name one by its word; kvgen.ops itself is above the specs.
-OPERATIONS: Final = (
-    "Advance", "Append", "AttentionOutput", "CombineLists", "Compact", "Convert", "CopyPages", "Custom", "Decode", "Extend",
-    "Gather", "GatherRows", "IndexerQuery", "IndexerScores", "ListKeys", "LoraAdd", "MergeStates", "MlaDecode",
-    "MlaDecompress", "MlaPlan", "MoveTokens", "NormCache", "Pool", "RemapIndices", "Reorder", "RotateCache", "RowOffsets",
-    "RowsAdd", "Scatter", "Seal", "SlicedAdd", "SlotMapping", "StoreScales", "SwapPages", "ToCsr", "ToDense", "ZeroPages",
-)  # fmt: skip
+from kvgen.architectures import GPUS
 
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
 _ELEMENTS: Final = {
@@ -91,7 +86,8 @@ FIELDS: Final = {
     "kv_cache_dtype": "quant",
 }
 _TABLES: Final = ("Dense", "CSR", "Indirect", "Mapped", "PerKV", "Ring")
-_GPUS: Final = {"ampere": "sm_80", "a100": "sm_80", "ada": "sm_89", "l4": "sm_89", "hopper": "sm_90a", "h100": "sm_90a"}
+# The class of an operation, by its field `kind`.
+_CLASS: Final = re.compile(r"^class (\w+)\([^\n]*:\n(?:(?:    [^\n]*)?\n)*?    kind: ", re.MULTILINE)
 _LISTS: Final = {"arch": '["sm_90a"]', "ops": "[ops.Append()]"}
 
 
@@ -135,10 +131,14 @@ def _such_as(text: str | None) -> str:
 
 
 def _operation(word: str) -> str | None:
-    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones."""
-    plain = {name.lower(): name for name in OPERATIONS}
-    near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), plain, n=1)
-    return plain[near[0]] if near else None
+    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones. A module of kvgen.ops has one
+    operation; its text says how the class is called."""
+    modules = {
+        path.stem.replace("_", ""): path for path in sorted((Path(__file__).parents[1] / "ops").glob("[a-z]*.py"))
+    }
+    near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), modules, n=1)
+    found = _CLASS.search(modules[near[0]].read_text(encoding="utf-8")) if near else None
+    return found[1] if found else None
 
 
 def _table(value: object) -> str:
@@ -185,7 +185,7 @@ def _target(word: str, valid: list[str]) -> str | None:
     """The target whose code runs on a GPU called sm_XY (compute capability X.Y), with or without a suffix."""
     match = re.fullmatch(r"(?:(?:sm|compute)_?)?(\d{2,3})[af]?", word)
     if match is None:
-        return _GPUS.get(word)
+        return GPUS.get(word)
     from kvgen.compile.arch import select_arch
     from kvgen.errors import KvgenError
 

@@ -3,106 +3,31 @@ NaN wherever no token lies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench import Call, Scene, Workload
-from kvgen.bench.calls import rows_each
-from kvgen.bench.synthetic_batch import ATTENDING, LAYER, LAYERS, NEW_ROWS
+from kvgen.cases.contents import Call, Case, Contents, arrays_of
+from kvgen.cases.operation import OPEN_TOKENS, cases_of
+from kvgen.cases.scene import LAYER, Scene
+from kvgen.cases.workload import Workload
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.lowered import lower
-from kvgen.ops import Convert, MergeStates, SwapPages
-from kvgen.reference import Rows, cache_rows, seal
+from kvgen.plan.params import Array, Param
+from kvgen.reference import Rows
 from kvgen.runtime.faults import Fault
 from kvgen.schema.kernel_set import KernelSet, Op
-from kvgen.verify.memory import span
-from kvgen.verify.other_calls import prepared
 
 Raw = NDArray[Any]
-Pools = dict[str, Raw | list[Raw]]
 POISON: Final = 0xFF  # bytes: NaN in floats, and in no table
 UNWRITTEN: Final = 0xEE  # what lies in outputs before a launch
-OPEN_TOKENS: Final = 16  # a page of a cache that has none
 _FEW_ROWS: Final = 8
 _STATES: Final = ((1, 1), (1,) * 5)  # a state a request, whatever it has seen
-_LONG: Final = 333  # tokens: more than the shortest piece that a decode is cut into
-_LISTED: Final = 210  # entries of a long list: more tiles of 64 than shared memory holds at once
 # (bits that are random, bits that are set) a byte: finite as a code of any type, and small.
 _CODES: Final = (0x87, 0x30)
-
-
-@dataclass
-class Contents:
-    """The memory of a launch by name: the cache's tensors, its tables, the call's arrays; those of a cache that is converted;
-    the tensors of other caches that lists name rows of, by argument."""
-
-    pools: Pools
-    tables: dict[str, Raw]
-    arrays: dict[str, Raw]
-    source_pools: Pools = field(default_factory=dict)
-    source_tables: dict[str, Raw] = field(default_factory=dict)
-    keys: dict[str, Pools] = field(default_factory=dict)
-
-    def flat(self) -> dict[str, Raw]:
-        """Every array by a name of its own: tensors of one layer are `name[layer]`."""
-        found: dict[str, Raw] = {}
-        keys = ((f"{name}.", pools) for name, pools in self.keys.items())
-        for prefix, pools in (("", self.pools), ("source.", self.source_pools), *keys):
-            for name, pool in pools.items():
-                if isinstance(pool, list):
-                    found |= {f"{prefix}{name}[{i}]": array for i, array in enumerate(pool)}
-                else:
-                    found[f"{prefix}{name}"] = pool
-        tables = {f"{name} of the cache": array for name, array in self.tables.items()}
-        sources = {f"source.{name} of the cache": array for name, array in self.source_tables.items()}
-        return found | tables | sources | self.arrays
-
-    def over(self, flat: Mapping[str, Any]) -> Contents:
-        """The same with other arrays, which `flat` has by its names."""
-
-        def pools(prefix: str, like: Pools) -> Pools:
-            return {
-                name: [flat[f"{prefix}{name}[{i}]"] for i in range(len(pool))]
-                if isinstance(pool, list)
-                else flat[f"{prefix}{name}"]
-                for name, pool in like.items()
-            }
-
-        return Contents(
-            pools("", self.pools),
-            {name: flat[f"{name} of the cache"] for name in self.tables},
-            {name: flat[name] for name in self.arrays},
-            pools("source.", self.source_pools),
-            {name: flat[f"source.{name} of the cache"] for name in self.source_tables},
-            {name: pools(f"{name}.", like) for name, like in self.keys.items()},
-        )
-
-    def copy(self) -> Contents:
-        """The same with copies of all arrays."""
-        return self.over({name: array.copy() for name, array in self.flat().items()})
-
-    def rows(self, scene: Scene, layer: int = LAYER) -> tuple[Rows, ...]:
-        """The oracle's K and V of a layer, by default that which operations work on."""
-        return cache_rows(scene.kv, {**self.pools, **self.tables}, layer)
-
-
-@dataclass
-class Case:
-    """One launch of one operation: its scene, the call, and the memory before it. `fault`: what is wrong with the data, ""
-    for nothing."""
-
-    batch: str
-    fault: str
-    scene: Scene
-    call: Call
-    before: Contents
-    numbers: dict[str, int]
-    """The call's arguments that are numbers."""
 
 
 def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
@@ -115,7 +40,8 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     if kernels.cache.states:
         found = [Workload(name, ones, ones) for name, ones in zip(("small", "mixed"), _STATES, strict=True)]
         return found[:1] if quick else found
-    cache, least = kernels.kv, rows_each(op)
+    cases, cache = cases_of(op), kernels.kv
+    least = cases.rows_each
     lowered = lower(cache)
     page, rate = (cache.page_tokens or OPEN_TOKENS) * cache.entry_tokens, cache.entry_tokens
     most = cache.page_tokens if lowered.kind.one_page else None
@@ -135,13 +61,7 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     mixed = totals(page, 2 * page + 1, 3 * rate, 2 * window + page - 1 if window else 3 * page - 1, page + 2)
     new = tuple(min(n, wanted) for n, wanted in zip(mixed, (page, 3, 3, 1, 2), strict=True))
     found.append(Workload("mixed", mixed, new))
-    if getattr(op, "sparse", False) and most is None:
-        found.append(Workload("long", totals(_LONG * rate, _LISTED * rate), (1, 1), listed=_LISTED))
-    elif op.kind in (*ATTENDING, *NEW_ROWS) and most is None:
-        found.append(Workload("long", totals(_LONG, 40), (1, 1)))
-    if op.kind in NEW_ROWS and most is None:
-        found.append(Workload("prompt", totals(_LONG, 40, 17), (_LONG - 20, 40, 1)))
-    return found
+    return found + (cases.batches(kernels, totals) if most is None else [])
 
 
 def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
@@ -152,7 +72,7 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
     if kernels.kv.ragged:
         most = page = OPEN_TOKENS
-    least = max(rows_each(op), 4)
+    least = max(cases_of(op).rows_each, 4)
     if least > _FEW_ROWS:
         page = least
     totals = tuple(
@@ -177,34 +97,20 @@ def case_of(
     scene = Scene(kernels, package, room or workload, _room(kernels, room or workload)).at(workload)
     case = _called(scene, op, rng)
     _poison(scene)
-    call, before, tables = case.call, case.before, case.before.tables
-    totals = workload.totals
-    if op.kind in ("append", "seal"):
-        totals = tuple(n - new for n, new in zip(workload.totals, workload.new, strict=True))
-    if isinstance(op, SwapPages):
-        before.source_pools = _twin(scene, rng)
-    if isinstance(op, Convert):
-        totals = ()
-        source = call.source
-        assert source is not None
-        _poison(source)
-        before.source_pools, before.source_tables = source.pools, source.tables(op.kind)
-        whole = Contents(source.pools, before.source_tables, {})
-        _store(source, whole, source.tables("gather"), workload.totals, rng)
-    for name, its in call.keys.items():
+    cases, call, before = cases_of(op), case.call, case.before
+    before.others = cases.memory(scene, rng)
+    for name, other in call.others.items():
+        its = other.scene
         _poison(its)
-        before.keys[name] = its.pools
-        _store(its, Contents(its.pools, its.tables("gather"), {}), its.tables("gather"), workload.totals, rng)
+        before.others[name] = Contents(its.pools, dict(other.tables), {})
+        _store(its, before.others[name], its.tables(), workload.totals, rng)
     if scene.cache.states:
-        for pool in _arrays(scene):
+        for pool in arrays_of(scene.pools):
             pool[...] = rng.integers(0, 256, pool.shape, np.uint8)
     else:
-        for layer in range(LAYERS) if op.kind == "gather" and call.launcher.KERNEL.all_layers else (LAYER,):
-            _store(scene, before, tables, totals, rng, layer)
-    if op.kind == "append" and scene.cache.storage.residual:  # in a step seal comes first; its own cases check it
-        arrays = before.arrays
-        new = [arrays[name] for name in "kv" if name in arrays]
-        seal(scene.view(tables), before.rows(scene), new, row_offsets=arrays["row_offsets"])
+        for layer in cases.stored_layers(call):
+            _store(scene, before, before.tables, cases.stored(scene), rng, layer)
+    cases.settle(case)
     return case
 
 
@@ -223,21 +129,24 @@ def next_case(case: Case, left: Contents, op: Op, workload: Workload, seed: int)
 
 def _called(scene: Scene, op: Op, rng: np.random.Generator) -> Case:
     """An operation's call with random numbers in its arrays; of the cache's tensors nothing is written."""
-    call, tables = prepared(scene, op)
+    cases = cases_of(op)
+    call = cases.call(scene)
     arrays = {name: array.copy() for name, array in call.arrays.items()}
+    given = {p.name: p for p in cases.parameters(call.launcher)}
     for name, array in arrays.items():
-        _fill(scene, call, name, array, rng)
-    if call.sparse:
+        _fill(call, given[name], array, rng)
+        cases.draw(given[name], array, rng)
+    if cases.sparse:
         _cut_lists(call, arrays, rng)
     if any(p.name == "errors" for p in call.launcher.KERNEL.arguments):
         arrays["errors"] = np.zeros(1, np.uint64)
-    return Case(scene.workload.name, "", scene, call, Contents(scene.pools, tables, arrays), dict(call.numbers))
+    return Case(scene.workload.name, "", call, Contents(scene.pools, call.tables, arrays), dict(call.numbers))
 
 
 def _cut_lists(call: Call, arrays: dict[str, Raw], rng: np.random.Generator) -> None:
     """Lists of a sparse attention: a hole now and then; all but the first row's are counted to somewhere else, and have numbers
     behind that which are no entries of any pool."""
-    for prefix in ("", *(name.removesuffix("cache") for name in call.keys)):
+    for prefix in ("", *(name.removesuffix("cache") for name in call.others)):
         lists, counts = arrays.get(f"{prefix}indices"), arrays.get(f"{prefix}topk_lengths")
         if lists is None:
             continue
@@ -265,26 +174,6 @@ def _poison(scene: Scene) -> None:
     for name, pool in scene.pools.items():
         for array in (pool if isinstance(pool, list) else [pool]) if name in written else ():
             array.view(np.uint8)[...] = POISON
-
-
-def _arrays(scene: Scene) -> list[Raw]:
-    """The arrays of all tensors."""
-    return [array for pool in scene.pools.values() for array in (pool if isinstance(pool, list) else [pool])]
-
-
-def _twin(scene: Scene, rng: np.random.Generator) -> Pools:
-    """Another pool of as many pages, full of random bytes."""
-    paged = {t.name for t in scene.cache.storage.tensors if "page" in t.axes}
-
-    def other(like: Raw) -> Raw:
-        raw = rng.integers(0, 256, span(like), np.uint8)
-        return np.ndarray(like.shape, like.dtype, raw.data, strides=like.strides)
-
-    return {
-        name: [other(a) for a in pool] if isinstance(pool, list) else other(pool)
-        for name, pool in scene.pools.items()
-        if name in paged
-    }
 
 
 def _store(
@@ -328,15 +217,19 @@ def _store_groups(scene: Scene, pools: Sequence[Rows], view: Any, b: int, count:
             pool.put(b, position, place, rows[position], count)
 
 
-def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Generator) -> None:
+def _fill(call: Call, spec: Param, array: Raw, rng: np.random.Generator) -> None:
     """Random numbers in what a call brings besides indices, and bytes that no kernel leaves in what it takes back."""
-    plan = call.launcher.PLAN.arguments if call.kind in ("compact", *NEW_ROWS) else ()
-    spec = next(p for p in (*plan, *call.launcher.KERNEL.arguments) if p.name == name)
-    if spec.access == "out":
+    name = spec.name
+    if isinstance(spec, Array) and spec.access == "out":
         array.view(np.uint8)[...] = UNWRITTEN
     elif name == "q_scales" and array.dtype.name == "int32":  # four exponents around 127 a word
         array[...] = rng.integers(122, 127, (*array.shape, 4)) @ np.array([1, 1 << 8, 1 << 16, 1 << 24])
-    elif scene.group(name, call.launcher) == "tables" or array.dtype.name in ("uint32", "int32", "int64", "uint64"):
+    elif call.scene.group(name, call.launcher) == "tables" or array.dtype.name in (
+        "uint32",
+        "int32",
+        "int64",
+        "uint64",
+    ):
         return
     elif array.dtype.kind in "iu":
         array.view(np.uint8)[...] = (
@@ -352,5 +245,3 @@ def _fill(scene: Scene, call: Call, name: str, array: Raw, rng: np.random.Genera
         array[...] = (1 + 0.25 * rng.standard_normal(array.shape)).astype(array.dtype)
     else:
         array[...] = rng.standard_normal(array.shape).astype(array.dtype)
-    if isinstance(call.op, MergeStates) and name.startswith("lse") and spec.access == "in":
-        array[rng.random(array.shape) < 0.2] = float(call.op.lse_empty)  # states that saw nothing

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench import Call
-from kvgen.verify.batches import Case
+from kvgen.cases.contents import Call, Case
+from kvgen.cases.operation import cases_of
 
 Raw = NDArray[Any]
 # Index arguments whose entries each stand for themselves: slots of rows, ids of pages, positions, counts.
@@ -55,7 +55,9 @@ class Damage:
 def damages(call: Call, arrays: dict[str, Raw], tables: Collection[str], *, quick: bool) -> list[Damage]:
     """The ways in which an operation's data can be wrong, the cache's `tables` by their names; with `quick` the first alone."""
     found = []
-    if call.launcher.KERNEL.tables and not call.sparse:  # lists of a sparse attention name places, and no table does
+    if (
+        call.launcher.KERNEL.tables and not cases_of(call.op).sparse
+    ):  # lists of a sparse attention name places, and no table does
         if "state_ids" in tables:
             found.append(Damage("state ids", _page_ids))
         else:
@@ -67,7 +69,7 @@ def damages(call: Call, arrays: dict[str, Raw], tables: Collection[str], *, quic
             Damage("row offsets that decrease", _offsets_decrease),
         ]
     lists = [
-        f"{argument.removesuffix('cache')}{name}" for argument in call.keys for name in ("indices", "topk_lengths")
+        f"{argument.removesuffix('cache')}{name}" for argument in call.others for name in ("indices", "topk_lengths")
     ]
     found += [Damage(name, partial(_entries, name=name)) for name in (*LISTED, *lists) if name in taken]
     if "lora_end_idx" in arrays:
@@ -80,23 +82,16 @@ def _put(array: Raw, at: Any, value: int) -> None:
     array[at] = np.array(value, np.int64).astype(array.dtype)
 
 
-def _follow(case: Case) -> None:
-    """compact writes entries that are good; in the new table the others are what they are in the old one."""
-    for name, array in case.before.tables.items():
-        if case.call.kind == "compact" and name != "lengths" and f"new_{name}" in case.before.arrays:
-            case.before.arrays[f"new_{name}"][...] = array
-
-
 def _page_ids(case: Case) -> None:
     """Request 1 has an id of -1, request 3 the first one past the pool, request 4 a length of -1. Where scales have a table
     of their own, request 2 has -1 in it. Of states -1 says that a request has none: there it is -2."""
-    tables, scene = case.before.source_tables or case.before.tables, case.call.source or case.scene
+    tables, scene = cases_of(case.call.op).damaged(case)
     table = scene.cache.page_table
     past = -(-scene.pages // table.id_multiplier)
     if "state_ids" in tables:
         for b, value in ((1, -2), (3, past), (4, -1)):
             _put(tables["state_ids"], b, value)
-        _follow(case)
+        cases_of(case.call.op).follow(case)
         return
     if "page_indices" in tables:
         for b, value in ((1, -1), (3, past)):
@@ -116,12 +111,12 @@ def _page_ids(case: Case) -> None:
     _put(tables["lengths" if "lengths" in tables else "last_page_len"], 4, -1)
     if "scales_page_table" in tables:
         _put(tables["scales_page_table"], (2, slice(None)), -1)
-    _follow(case)
+    cases_of(case.call.op).follow(case)
 
 
 def _long_lengths(case: Case) -> None:
     """Request 1 has more tokens than any table holds, request 3 as many as the type of lengths counts."""
-    tables, scene = case.before.source_tables or case.before.tables, case.call.source or case.scene
+    tables, scene = cases_of(case.call.op).damaged(case)
     name = next(n for n in ("lengths", "last_page_len", "kv_offsets") if n in tables)
     most = 2**31 - 1
     if name == "kv_offsets":

@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench.measure import planned
-from kvgen.bench.synthetic_batch import LAYER
+from kvgen.cases.contents import Case, Contents, span
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import LAYER
 from kvgen.layout.dtypes import dtype
-from kvgen.ops import Compact, Convert, SwapPages
 from kvgen.runtime.cpu import machine
-from kvgen.verify.batches import Case, Contents
-from kvgen.verify.memory import Memory, Placed, View, span
+from kvgen.verify.memory import Memory, Placed, View
 
 GUARD: Final = 256  # bytes of canaries on either side of an array
 CANARY: Final = 0xEE
@@ -68,21 +67,9 @@ def launch(case: Case, memory: Memory, arch: str | None = None) -> Left:
 
 
 def _call(case: Case, given: Contents) -> None:
-    package, launcher = case.scene.package, case.call.launcher
-    cache = package.Cache(**given.pools, **given.tables)
+    call, cases = case.call, cases_of(case.call.op)
+    cache = case.scene.package.Cache(**given.pools, **given.tables)
     arguments: dict[str, Any] = {**given.arrays, **case.numbers}
-    if isinstance(case.call.op, Convert):
-        source = getattr(package, case.call.op.source_class)
-        arguments["source"] = source(**given.source_pools, **given.source_tables)[LAYER]
-    for name, pools in given.keys.items():
-        arguments[name] = case.call.keys[name].package.Cache(**pools)[LAYER]
-    if isinstance(case.call.op, SwapPages):
-        arguments["other"] = package.Pages(**given.source_pools)
-    if isinstance(case.call.op, Compact):  # in two launches: which pages move, then the moves
-        planned_by = {p.name for p in launcher.PLAN.arguments} & arguments.keys()
-        launcher.plan(cache, **{name: arguments[name] for name in planned_by})
-        taken = {p.name for p in launcher.KERNEL.arguments}
-        arguments = {name: array for name, array in arguments.items() if name in taken}
-    if hasattr(launcher, "workspace"):
-        arguments = planned(launcher, cache[LAYER], case.call.rows, arguments)
-    launcher(cache if launcher.KERNEL.all_layers else cache[LAYER], **arguments)
+    arguments |= {name: cases.cache(call, name, memory) for name, memory in given.others.items()}
+    arguments = cases.planned(call, cache, arguments)
+    call.launcher(cache if call.launcher.KERNEL.all_layers else cache[LAYER], **arguments)

@@ -14,14 +14,6 @@ Bytes = NDArray[np.uint8]
 ALIGN: Final = 256  # bytes, as GPU allocations are
 
 
-def span(array: NDArray[Any]) -> int:
-    """Bytes from an array's first element to the end of its last one, gaps included."""
-    if not array.size:
-        return 0
-    reach: int = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
-    return reach + array.itemsize
-
-
 @dataclass(frozen=True)
 class View:
     """An array inside a memory: `offset` and `strides` in bytes, `dtype` a kvgen name."""

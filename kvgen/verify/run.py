@@ -11,25 +11,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench import Workload
+from kvgen.cases.contents import Case
+from kvgen.cases.drafts import louden, room
+from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
+from kvgen.cases.workload import Launch, Workload
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import ArgumentError, DeviceError, ToolError
-from kvgen.ops import Custom
 from kvgen.runtime import Kernel, describe
 from kvgen.runtime.cpu import cpu_archs
 from kvgen.schema.kernel_set import KernelSet, Op
-from kvgen.verify.batches import Case, batches, case_of, hostile_batch, next_case
+from kvgen.verify.batches import batches, case_of, hostile_batch, next_case
 from kvgen.verify.hostile import damages
-from kvgen.verify.judged import Judged
 from kvgen.verify.launch import Left, kind_of, launch
 from kvgen.verify.memory import Memory
-from kvgen.verify.oracles import ORACLES
 from kvgen.verify.results import CaseResult, KernelResult
-from kvgen.verify.steps import Step, louden, room, steps
 
-# Kinds whose numbers a GPU may round to a neighbour, one in SOME, since its compiler may fuse a product and a sum.
-FUSED: Final = ("convert", "lora_add")
-SOME: Final = 100
+SOME: Final = 100  # numbers of a fused operation, one of which a GPU may round to a neighbour
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Plan:
     workload: Workload
     damage: int | None
     fault: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Launch, ...] = ()
 
     @property
     def name(self) -> str:
@@ -79,7 +77,7 @@ class Verifier:
         if self.why_not(op):
             return []
         found = [Plan(work, None) for work in batches(self.kernels, op, quick=self.quick)]
-        if not self.quick and (taken := steps(self.kernels, op)):
+        if not self.quick and (taken := cases_of(op).steps(self.kernels)):
             found.append(Plan(taken[0].workload, None, steps=taken))
         bad = hostile_batch(self.kernels, op)
         case = case_of(self.kernels, op, self.package, bad, self.seed)
@@ -95,7 +93,7 @@ class Verifier:
 
     def run(self, op: Op, done: Callable[[], None] = lambda: None, arch: str | None = None) -> KernelResult:
         """All cases of an operation; `done` is called after each. `arch`: on the CPU machine, whose code runs."""
-        result = KernelResult(op.name, op.kind, why=self.why_not(op) or unheld(op), arch=arch or "")
+        result = KernelResult(op.name, op.kind, why=self.why_not(op) or cases_of(op).unheld, arch=arch or "")
         for plan in self.plans(op):
             if self.lost:
                 result.why = f"not run: the GPU's context was lost before ({self.lost})"
@@ -129,11 +127,12 @@ class Verifier:
         self.launching(False)
         self.last = case, left
         judged = Judged(case, case.before.copy(), left.contents)
-        word = ORACLES[case.call.kind](judged)
+        cases = cases_of(case.call.op)
+        word = cases.compare(judged)
         if "errors" in judged.wanted.arrays:
             judged.wanted.arrays["errors"][0] = word
         wrong = [f"{name}: written beside the array" for name in left.beside] + judged.wrong
-        wrong += differences(judged, near=self.memory.device != "cpu" and case.call.kind in FUSED)
+        wrong += differences(judged, near=self.memory.device != "cpu" and cases.fused)
         return CaseResult(
             case.batch,
             case.fault,
@@ -163,13 +162,6 @@ class Verifier:
             self.memory.place(np.zeros(8, np.uint8)).read()
         except DeviceError as error:
             self.lost = str(error)
-
-
-def unheld(op: Op) -> str:
-    """Parts of an operation that are not compared though its cases run; "" where everything is."""
-    if isinstance(op, Custom) and op.oracle is None:
-        return "ran, and its accesses were checked; its results were compared with nothing, for the spec has no oracle="
-    return ""
 
 
 def differences(judged: Judged, *, near: bool = False) -> list[str]:

@@ -10,26 +10,21 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.bench import Scene, Workload, call_of, minimum_sectors
-from kvgen.bench.calls import KNOWN, Call
-from kvgen.bench.measure import planned
-from kvgen.bench.synthetic_batch import LAYERS, STEP
-from kvgen.bench.touched_bytes import SECTOR
+from kvgen.cases.contents import Call, span
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import LAYERS, Scene
+from kvgen.cases.touched_bytes import SECTOR
+from kvgen.cases.workload import Workload
 from kvgen.errors import DeviceError
-from kvgen.lowering.lowered import lower
-from kvgen.ops import Convert
 from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.verify.bandwidth import FILLS, SCALE, SCALES, Fill
 from kvgen.verify.device import SAMPLES, Gpu
 from kvgen.verify.launch import kind_of
-from kvgen.verify.memory import GpuArray, GpuBytes, span
-from kvgen.verify.other_calls import prepared
+from kvgen.verify.memory import GpuArray, GpuBytes
 from kvgen.verify.results import Timed
 
 L2_MULTIPLE: Final = 4  # the bytes that the launches of a sample move, beside what L2 holds
 COPIES_AT_MOST: Final = 32
-STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, new ones
-READS: Final = (32, 2048)
 Arrays = dict[str, Any]  # on the device, by name: one, or one a layer
 Check = Callable[[Scene, Arrays, Arrays], None]  # of a scene, the tensors of its cache and the arguments of a launch
 _INDICES: Final = ("u32", "i32", "i64", "u64")
@@ -52,13 +47,12 @@ class Timer:
         of several times the L2 cache. An operation whose bytes kvgen bench does not count has no rate (0). Raises DeviceError,
         also where the device has too little memory. `check` looks at the last layer's arrays afterwards."""
         scene = Scene(self.kernels, self.package, work)
-        call, tables = prepared(scene, op)
-        least = self.least(op, work) if op.kind in KNOWN else 0
+        cases = cases_of(op)
+        call = cases.call(scene)
+        least = self.least(op, work) if cases.counted else 0
         layers = 1 if call.launcher.KERNEL.all_layers else LAYERS
         each = _nbytes(scene) + layers * sum(a.nbytes for a in call.arrays.values())
-        if call.source is not None:
-            each += layers * _nbytes(call.source)
-        each += layers * sum(map(_nbytes, call.keys.values()))
+        each += layers * sum(_nbytes(other.scene) for other in call.others.values())
         room = self.gpu.free_bytes() // 2 // max(each, 1)
         if room < 1:
             raise DeviceError(
@@ -68,7 +62,7 @@ class Timer:
         wanted = -(-L2_MULTIPLE * self.gpu.l2_bytes // (max(least, 1) * layers))
         copies = max(1, min(wanted, COPIES_AT_MOST, room))
         kept: list[tuple[Arrays, Arrays]] = []
-        launches = [launch for _ in range(copies) for launch in self._bound(scene, call, tables, kept)]
+        launches = [launch for _ in range(copies) for launch in self._bound(call, kept)]
         timing = self.gpu.time(launches, samples=self.samples)
         if check is not None:
             check(scene, *kept[-1])
@@ -88,34 +82,28 @@ class Timer:
         """The fewest bytes that an operation must move in a workload of requests that are all alike: those of one request,
         weights apart, times the requests."""
         one = Workload(work.name, work.totals[:1], work.new[:1], work.listed)
-        pair = op.kind == "copy_pages" and len(work.totals) > 1
-        if pair:  # a copy needs two pages
+        if cases_of(op).pairs and len(work.totals) > 1:  # which need two pages
             one = Workload(work.name, work.totals[:2], work.new[:2], work.listed)
         scene = Scene(self.kernels, self.package, one)
-        call = call_of(scene, op)
+        call = cases_of(op).call(scene)
         groups: dict[bool, int] = {True: 0, False: 0}
-        for name, sectors in minimum_sectors(scene, call).items():
+        for name, sectors in cases_of(op).minimum(call).items():
             groups[scene.group(name, call.launcher) == "weights"] += SECTOR * sectors
         return groups[True] + groups[False] * len(work.totals) // len(one.totals)
 
-    def _bound(
-        self, scene: Scene, call: Call, tables: Mapping[str, NDArray[Any]], kept: list[tuple[Arrays, Arrays]]
-    ) -> list[Any]:
+    def _bound(self, call: Call, kept: list[tuple[Arrays, Arrays]]) -> list[Any]:
         """A launch a layer, or one of all layers, over memory of its own: the pools and the arguments that `kept` gets."""
-        launcher = call.launcher
-        pools = self._pools(scene)
-        cache = self._cache(pools, self.package.Cache, tables)
+        launcher, cases = call.launcher, cases_of(call.op)
+        pools = self._pools(call.scene)
+        cache = self._cache(pools, self.package.Cache, call.tables)
         found = []
         for layer in range(1 if launcher.KERNEL.all_layers else LAYERS):
             given: Arrays = {name: self._argument(name, array) for name, array in call.arrays.items()}
             given |= call.numbers
-            if isinstance(call.op, Convert) and call.source is not None:
-                source = getattr(self.package, call.op.source_class)
-                given["source"] = self._cache(self._pools(call.source), source, call.source.tables(call.kind))[layer]
-            for name, its in call.keys.items():
-                given[name] = its.package.Cache(**self._pools(its))[layer]
-            if hasattr(launcher, "workspace"):
-                given = planned(launcher, cache[layer], call.rows, given)
+            for name, other in call.others.items():
+                kind = other.scene.package.Cache
+                given[name] = self._cache(self._pools(other.scene), kind, other.tables)[layer]
+            given = cases.planned(call, cache, given)
             kept.append((pools, given))
             found.append(launcher.bind(cache if launcher.KERNEL.all_layers else cache[layer], **given))
         return found
@@ -160,23 +148,8 @@ def _strides(array: NDArray[Any]) -> tuple[int, ...] | None:
 
 
 def works(kernels: KernelSet, op: Op) -> list[Workload]:
-    """The workloads that an operation is timed in: a decode step and a prompt for what stores new tokens, else a batch that is
-    read, or a batch of states. Empty where kvgen bench does not know the operation."""
-    if op.kind not in KNOWN:
-        return []
-    if kernels.cache.states:
-        ones = (1,) * READS[0]
-        return [Workload(f"{len(ones)} states", ones, ones)]
-    most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
-    if op.kind not in STEP:
-        batch, tokens = READS
-        fits = tokens if most is None else min(tokens, most)
-        return [Workload(f"{batch} x {fits}", (fits,) * batch, (1,) * batch)]
-    found = []
-    for batch, tokens, new in STEPS:
-        fits = tokens if most is None else min(tokens, most)
-        found.append(Workload.uniform(batch, fits, min(new, fits)))
-    return found
+    """The workloads that an operation is timed in; none where nobody knows its fewest bytes."""
+    return cases_of(op).timed(kernels)
 
 
 def _nbytes(scene: Scene) -> int:

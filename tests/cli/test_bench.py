@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvgen.bench import WORKLOADS, Scene, Workload, call_of, measure, minimum_sectors
+from kvgen.bench import WORKLOADS, measure
+from kvgen.cases.append import AppendCases
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.project import generated
 from kvgen.emulator.classes import CLASSES
 from kvgen.errors import DeviceError, KvgenError, ToolError
 from kvgen.runtime import ABI, cuda
-from kvgen.schema.kernel_set import KernelSet
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.schema.loader import load_file
 
 from .conftest import Folder
@@ -193,8 +197,8 @@ def test_with_a_gpu_it_says_where_times_are(counted: Folder, monkeypatch: pytest
 
 
 def test_less_than_the_minimum_is_a_finding(counted: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    more: Callable[..., dict[str, int]] = lambda *a: {n: 10 * m for n, m in minimum_sectors(*a).items()}  # noqa: E731
-    monkeypatch.setitem(measure.__globals__, "minimum_sectors", more)
+    real = AppendCases.minimum
+    monkeypatch.setattr(AppendCases, "minimum", lambda *a: {n: 10 * m for n, m in real(*a).items()})
     result = counted.kvgen("bench", "counted/append", "--batch", "1", "--tokens", "16", code=1)
     assert "counted/append pool" in result.stderr and "fewer sectors" in result.stderr
 
@@ -244,9 +248,14 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Workload]
     return make
 
 
+def least(scene: Scene, op: Op) -> dict[str, int]:
+    cases = cases_of(op)
+    return cases.minimum(cases.call(scene))
+
+
 def test_a_ring_writes_only_what_stays(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     scene, kernels = scenes("ring", Workload.uniform(2, 21))
-    append, gather, store = (minimum_sectors(scene, call_of(scene, op)) for op in kernels.ops)
+    append, gather, store = (least(scene, op) for op in kernels.ops)
     # 3 pages of 4 tokens hold positions 12 to 20, 9 of 21; K and V of a token are one sector each.
     assert append == {"pool": 2 * 2 * 9, "lengths": 1, "page_table": 1, "k": 2 * 9, "v": 2 * 9, "row_offsets": 1}
     assert gather == {
@@ -262,7 +271,7 @@ def test_a_ring_writes_only_what_stays(scenes: Callable[[str, Workload], tuple[S
 
 def test_rows_that_share_sectors(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     scene, kernels = scenes("thin", Workload("three", (5, 9, 1), (1, 4, 1)))
-    append, decode = (minimum_sectors(scene, call_of(scene, op)) for op in kernels.ops)
+    append, decode = (least(scene, op) for op in kernels.ops)
     blocks = scene.ids
     # A token is 24 bytes of K and 24 of V, a block 9 tokens; append writes tokens 4, 5 to 8 and 0.
     spans = [(int(blocks[b][0, 0]) * 9 * 24, first, last) for b, first, last in ((0, 4, 4), (1, 5, 8), (2, 0, 0))]
@@ -288,7 +297,7 @@ def test_places_as_the_layout_has_them(scenes: Callable[[str, Workload], tuple[S
                     place = int(entry) * 2 * strides[0] + 1 * strides[1]  # an entry counts two pages; layer 1
                     values = {"token": position % 8, "head": head, "dim": dim}
                     touched.add((place + element * _evaluate(region.offset(), values)) // 32)
-    append = minimum_sectors(scene, call_of(scene, kernels.ops[0]))
+    append = least(scene, kernels.ops[0])
     assert append["pool"] == len(touched)
     for op in kernels.ops:
         (measured,) = measure(scene, op, None)

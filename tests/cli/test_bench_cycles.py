@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvgen.bench import Scene, Workload
 from kvgen.bench.planned_chunks import planned_chunks
 from kvgen.bench.tiles import tile_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.bench_cycles import mixed_batch
 from kvgen.cli.project import generated
 from kvgen.cycles.device import DEVICES
@@ -127,7 +128,7 @@ def test_bytes_of_a_tile() -> None:
     """Values and scales of a page, of two kv heads: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
     loaded = next(iter(load_file(ROOT / "specs/mistral_7b_int4.py", "specs/mistral_7b_int4.py")))
     op = next(op for op in loaded.kernels.ops if op.kind == "decode")
-    tile = tile_of(loaded.kernels, op.plan(loaded.kernels)[0])
+    tile = tile_of(op.plan(loaded.kernels)[0])
     assert tile is not None and tile.nbytes == tile.tokens * 2 * 2 * (128 / 2 + 2 * 2 * 2)
 
 

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvgen.bench import Scene, Workload, call_of, measure, minimum_sectors
+from kvgen.bench import measure
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.project import generated
 from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import load_file
@@ -46,7 +49,8 @@ def test_family(name: str, family: Folder) -> None:
 
 
 def least(scene: Scene, kernels: KernelSet, op: str) -> dict[str, int]:
-    return minimum_sectors(scene, call_of(scene, next(o for o in kernels.ops if o.name == op)))
+    cases = cases_of(next(o for o in kernels.ops if o.name == op))
+    return cases.minimum(cases.call(scene))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvgen.bench import KNOWN, SIZES, Scene, Workload, call_of, minimum_sectors, separate_passes
+from kvgen.bench import SIZES
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.project import generated
 from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import load_file
@@ -52,7 +55,8 @@ def test_every_operation_is_counted(name: str, fused: Folder) -> None:
 
 
 def least(scene: Scene, kernels: KernelSet, op: str) -> dict[str, int]:
-    return minimum_sectors(scene, call_of(scene, next(o for o in kernels.ops if o.name == op)))
+    cases = cases_of(next(o for o in kernels.ops if o.name == op))
+    return cases.minimum(cases.call(scene))
 
 
 def test_rows_weights_and_angles(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
@@ -101,14 +105,20 @@ def test_pages_and_slots(scenes: Callable[[str, Workload], tuple[Scene, KernelSe
     raw, put = least(scene, kernels, "raw"), least(scene, kernels, "scatter")  # of two layers
     assert (raw["k_codes_out"], raw["k_scales_out"], raw["scales"], raw["pool"]) == (32, 4, 8, 64)
     assert (put["k_codes"], put["k_scales"], put["scales"], put["pool"], put["slots"]) == (32, 4, 8, 64, 2)
-    assert {op.kind for name in NAMES for op in scenes(name, PAGE)[1].ops} <= set(KNOWN)
+    assert all(cases_of(op).counted for name in NAMES for op in scenes(name, PAGE)[1].ops)
+
+
+def replaced(scene: Scene, kernels: KernelSet) -> dict[str, int]:
+    """The kernels in place of an append, and their sectors."""
+    cases = cases_of(kernels.ops[0])
+    call = cases.call(scene)
+    return {p.title: p.sectors for p in cases.replaced(call, cases.minimum(call))}
 
 
 def test_separate_kernels(scenes: Callable[[str, Workload], tuple[Scene, KernelSet]]) -> None:
     """Each reads its operands and writes them: norm and RoPE q and k, quantize rows to codes and scales, store those."""
     scene, kernels = scenes("qwen", PAGE)
-    call = call_of(scene, kernels.ops[0])
-    passes = {p.title: p.sectors for p in separate_passes(scene, call, minimum_sectors(scene, call))}
+    passes = replaced(scene, kernels)
     assert passes == {
         "norm": 2 * (64 + 32) + 4,
         "RoPE": 2 * (64 + 32) + 32,
@@ -116,8 +126,7 @@ def test_separate_kernels(scenes: Callable[[str, Workload], tuple[Scene, KernelS
         "store": 36 + 36 + 3,
     }
     scene, kernels = scenes("mla", PAGE)
-    call = call_of(scene, kernels.ops[0])
-    passes = {p.title: p.sectors for p in separate_passes(scene, call, minimum_sectors(scene, call))}
+    passes = replaced(scene, kernels)
     assert list(passes) == ["norm", "RoPE", "store"]
     assert passes["norm"] == 2 * 8 * 4 + 4 and passes["RoPE"] == 2 * (8 * 4 + 8)
 
@@ -142,7 +151,7 @@ def test_an_operation_that_it_does_not_know(empty: Folder) -> None:
     empty.spec("counts", ops="ops.Append(), ops.Advance()")
     empty.kvgen("build")
     said = empty.kvgen("bench", "counts/advance", code=2).stderr
-    assert "counts/advance: got a advance; kvgen bench knows append, convert," in said.replace("\n", " ")
+    assert "counts/advance: got advance, whose fewest bytes nobody knows; kvgen bench counts" in said.replace("\n", " ")
     assert json.loads(empty.kvgen("bench", "counts", "--batch", "1", "--tokens", "1", "--json").stdout)["operations"]
 
 

@@ -61,7 +61,8 @@ def test_shards(project: Folder, tmp_path: Path) -> None:
         ("tiny_tp8", "tiny", 8),
     ]
     texts = [(tmp_path / "cubins" / each.file).read_text() for each in sets]
-    for text, heads in zip(texts, (2, 1, 1), strict=True):
+    tables = [(tmp_path / "cubins" / each.table).read_text() for each in sets]
+    for text, heads in zip(tables, (2, 1, 1), strict=True):
         assert f"    HEADS = {heads}\n" in text
     assert "One of 8 GPUs: q_heads=1, kv_heads=1." in texts[2]
     assert not (project.root / "generated").exists()

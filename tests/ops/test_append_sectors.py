@@ -7,7 +7,9 @@ from typing import Any, Final
 import pytest
 
 from kvgen import KernelSet, ops, presets
-from kvgen.bench import Scene, Workload, measure
+from kvgen.bench import measure
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from tests.support.append_sets import NEOX, YARN
 from tests.support.harness import package
 

@@ -13,7 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from kvgen.bench.tolerance import Distance, compare
+from kvgen.cases.tolerance import Distance, compare
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Append
 from kvgen.reference import Rows

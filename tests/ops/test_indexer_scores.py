@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, ops, presets
+from kvgen.cases.indexer_scores import indexer_slack
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import Scored, indexer_scores
 from kvgen.reference.indexer_scores import key_scores
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
-from kvgen.verify.oracles import indexer_slack
 from tests.support.batches import PLAIN
 from tests.support.harness import Run, hold_memory, launcher, offsets_of, optimized, surroundings
 from tests.support.indexer_steps import few_blocks, op_of, ragged_step, scales_of, scores_scene, steps

@@ -1,7 +1,8 @@
 """Sets that show a reader nothing that a set of generated/ does not: rendered, compiled and recorded, and not checked in as text.
 
 A file here is a spec like those of specs/. `record.txt` has a line a kernel and architecture: the digests of its code and of its
-machine code, and what the kernel occupies; a pull request shows which lines changed. `python -m tests.sets --record` writes it.
+machine code, and what the kernel occupies; and a line a call and architecture that several kernels fit, with the cycles of each.
+A pull request shows which lines changed. `python -m tests.sets --record` writes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FOLDER: Final = Path(__file__).resolve().parent
 ROOT: Final = FOLDER.parents[1]
 RECORD: Final = FOLDER / "record.txt"
 OUT: Final = "generated"  # the folder that texts name
+_CANDIDATES: Final = "candidates"
 DIGITS: Final = 16  # of the digest of a kernel's code
 
 Facts = dict[str, int]
@@ -71,16 +73,39 @@ def line(key: str, digest: str, facts: Facts) -> str:
     return " ".join((key, digest, code, *(f"{name} {n}" for name, n in facts.items() if name != "machine_code")))
 
 
+def candidates_line(key: str, cycles: Facts) -> str:
+    """A line of the record: "set/operation architecture candidates", then each kernel's cycles, the chosen one's first."""
+    return " ".join((key, _CANDIDATES, *(f"{name} {n}" for name, n in cycles.items())))
+
+
 def recorded() -> dict[str, tuple[str, Facts]]:
-    """`record.txt`: the digest and the facts, by "set/kernel architecture"."""
+    """The kernels of `record.txt`: the digest and the facts, by "set/kernel architecture"."""
     found = {}
-    for text in RECORD.read_text(encoding="utf-8").splitlines():
-        if text.startswith("#"):
-            continue
-        kernel, arch, digest, code, *rest = text.split(" ")
-        facts = {name: int(n) for name, n in zip(rest[::2], rest[1::2], strict=True)}
-        found[f"{kernel} {arch}"] = digest, {**facts, "machine_code": int(code, 16)}
+    for kernel, arch, digest, *rest in _lines():
+        if digest != _CANDIDATES:
+            found[f"{kernel} {arch}"] = digest, {**_numbers(rest[1:]), "machine_code": int(rest[0], 16)}
     return found
+
+
+def candidates() -> dict[str, Facts]:
+    """The calls of `record.txt` that several kernels fit: thousandths of a cycle a token and query column by the kernels' names,
+    the chosen one first, by "set/operation architecture"."""
+    return {f"{op} {arch}": _numbers(rest) for op, arch, word, *rest in _lines() if word == _CANDIDATES}
+
+
+def recorded_under() -> str:
+    """The NVRTC that `record.txt` names."""
+    return RECORD.read_text(encoding="utf-8").partition("\n")[0].rpartition(" ")[2]
+
+
+def _lines() -> Iterator[list[str]]:
+    for text in RECORD.read_text(encoding="utf-8").splitlines():
+        if not text.startswith("#"):
+            yield text.split(" ")
+
+
+def _numbers(words: list[str]) -> Facts:
+    return {name: int(n) for name, n in zip(words[::2], words[1::2], strict=True)}
 
 
 def write_project(folder: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from kvgen import Block, Dense, KernelSet, Latent, Layout, Paged, Quant, RmsNorm, Rope, ops, presets
+from kvgen.cases.pool_tokens import pooled_step, state_of
 from kvgen.layout.dtypes import dtype
 from kvgen.reference.pool_tokens import PooledStep, PoolState, latent_error
 from kvgen.runtime import describe
 from kvgen.schema.kernel_set import Op
-from kvgen.verify.pooled import pooled_step, state_of
 from tests.ops.test_fused import check_row
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import offsets_of, on_machine, package

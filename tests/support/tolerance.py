@@ -1,4 +1,4 @@
-"""Attention held to the oracle, row by row, within what kvgen.verify.closeness allows."""
+"""Attention held to the oracle, row by row, within what kvgen.cases.closeness allows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.closeness import HALF_ULP as HALF_ULP
+from kvgen.cases.closeness import TINY as TINY
+from kvgen.cases.closeness import Terms as Terms
+from kvgen.cases.closeness import bounds as bounds
+from kvgen.cases.closeness import limits as limits
+from kvgen.cases.closeness import rounder as rounder
+from kvgen.cases.closeness import terms as terms
 from kvgen.reference import Decoded
-from kvgen.verify.closeness import HALF_ULP as HALF_ULP
-from kvgen.verify.closeness import TINY as TINY
-from kvgen.verify.closeness import Terms as Terms
-from kvgen.verify.closeness import bounds as bounds
-from kvgen.verify.closeness import limits as limits
-from kvgen.verify.closeness import rounder as rounder
-from kvgen.verify.closeness import terms as terms
 
 Raw = NDArray[Any]
 

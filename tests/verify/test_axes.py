@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from kvgen.bench.synthetic_batch import LAYER
+from kvgen.cases.contents import Case
+from kvgen.cases.scene import LAYER
 from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, PoolMap, Size
 from kvgen.runtime import Launcher, launcher
@@ -29,7 +30,7 @@ from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.schema.loader import load_folder
 from kvgen.verify import batches as batches_of_verify
 from kvgen.verify import launch as launch_of_verify
-from kvgen.verify.batches import Case, batches, case_of
+from kvgen.verify.batches import batches, case_of
 from kvgen.verify.launch import CANARY, GUARD
 from kvgen.verify.memory import Bytes, HostMemory, Placed, View
 from tests.verify.test_cases import EVERY, op_of, verifier
@@ -130,11 +131,10 @@ def given_of(case: Case) -> dict[str, Given]:
 
     before = case.before
     cache("", "", package.Cache, before.pools, before.tables, kernel.writes)
-    if before.source_pools:
-        cls = getattr(package, getattr(case.call.op, "source_class", "Cache"))
-        cache("source.", "source", cls, before.source_pools, before.source_tables, case.call.kind == "swap_pages")
-    for name, pools in before.keys.items():
-        cache(f"{name}.", name, case.call.keys[name].package.Cache, pools, {}, False)
+    for name, memory in before.others.items():
+        read = case.call.others.get(name)  # a cache; otherwise pages, which are written
+        cls = package.Cache if read is None else read.scene.package.Cache
+        cache(f"{name}.", name, cls, memory.pools, memory.tables, read is None)
     plan = getattr(case.call.launcher, "PLAN", None)
     for spec in (*(plan.arguments if plan is not None else ()), *kernel.arguments):
         if isinstance(spec, Array) and spec.name in before.arrays:

@@ -13,17 +13,17 @@ import pytest
 
 import kvgen
 from kvgen import CSR, KernelSet, Paged, Quant, ops
-from kvgen.bench import KNOWN
+from kvgen.cases.append import AppendCases
+from kvgen.cases.decode import DecodeCases
+from kvgen.cases.gather import GatherCases
+from kvgen.cases.judged import Judged
 from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
 from kvgen.schema.loader import load_file
 from kvgen.verify import run
 from kvgen.verify.batches import batches, case_of, hostile_batch
-from kvgen.verify.judged import Judged
 from kvgen.verify.memory import Bytes, HostMemory, HostPlaced, Placed
-from kvgen.verify.oracles import ORACLES
-from kvgen.verify.other_calls import OTHERS
 from kvgen.verify.run import Verifier
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,18 +84,13 @@ def test_each_file_of_an_operation_runs(monkeypatch: pytest.MonkeyPatch) -> None
         assert not found.other_archs(op_of(found.kernels, "mla_decode"))
 
 
-def test_every_operation_has_an_oracle() -> None:
-    kinds = {op.model_fields["kind"].default if "kind" in op.model_fields else op.kind for op in ops.ALL}
-    assert set(ORACLES) - {"custom"} == kinds == {*KNOWN, *OTHERS}
-
-
 def test_every_operation_is_run() -> None:
     """Between them, EVERY's sets have all operations but to_dense, which is below, and custom, which is in tests/custom."""
     met = set()
     for name, names in EVERY.items():
         kernels = load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")[0].kernels
         met |= {op_of(kernels, op).kind for op in names}
-    assert met == set(ORACLES) - {"to_dense", "custom"}
+    assert met == {op.kind for op in ops.ALL} - {"to_dense"}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "specs").glob("*.py")))
@@ -193,16 +188,16 @@ def test_a_write_beside_an_array_is_found() -> None:
 @pytest.mark.parametrize("name", ["pool", "lengths of the cache", "row_offsets", "k_out", "errors"])
 def test_every_changed_byte_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle that leaves one bit otherwise, wherever."""
-    real = ORACLES["gather"]
+    real = GatherCases.compare
 
-    def other(judged: Judged) -> int:
-        word = real(judged)
+    def other(cases: GatherCases, judged: Judged) -> int:
+        word = real(cases, judged)
         if name == "errors":
             return word ^ (2**64 - 1 ^ 0x0101)
         judged.wanted.flat()[name].reshape(-1).view(np.uint8)[5] ^= 0x10
         return word
 
-    monkeypatch.setitem(ORACLES, "gather", other)
+    monkeypatch.setattr(GatherCases, "compare", other)
     with verifier("layout_f32") as v:
         result = v.run(op_of(v.kernels, "gather"))
     assert result.status == "wrong" and all(len(c.wrong) == 1 for c in result.cases)
@@ -214,14 +209,15 @@ def test_every_changed_byte_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_numbers_that_are_too_far_off_are_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kernel computes is held to its bound: attention, and rows that RoPE turns."""
     name = {"decode": "layout_f32", "append": "engine_llama3_8b"}[op]
-    real = ORACLES[op]
+    cases_type: Any = {"decode": DecodeCases, "append": AppendCases}[op]
+    real = cases_type.compare
 
-    def other(judged: Judged) -> int:
+    def other(cases: Any, judged: Judged) -> int:
         array = {"decode": lambda: judged.got.arrays["out"], "append": lambda: judged.got.arrays["q_out"]}[op]()
         array[0, 0, 0] += np.asarray(0.125).astype(array.dtype)
-        return real(judged)
+        return real(cases, judged)
 
-    monkeypatch.setitem(ORACLES, op, other)
+    monkeypatch.setattr(cases_type, "compare", other)
     with verifier(name) as v:
         result = v.run(op_of(v.kernels, op))
     assert result.status == "wrong" and result.share > 1

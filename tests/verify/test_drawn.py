@@ -11,11 +11,11 @@ import pytest
 
 import kvgen
 from kvgen import KernelSet
+from kvgen.cases.operation import cases_of
 from kvgen.verify.drawn import SUBJECTS, drawn_set, names
 from kvgen.verify.memory import HostMemory
 from kvgen.verify.results import CaseResult
 from kvgen.verify.run import Verifier
-from kvgen.verify.steps import steps
 from tests.support.planted import planted
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
@@ -79,13 +79,13 @@ def test_drawn_sets_are_right(name: str) -> None:
 def test_steps_of_drafts() -> None:
     """Some drafts lie behind the length that follows, others are overwritten; a reader has as many rows as it needs."""
     kernels = drawn_set("drawn_drafts_0", 0)
-    first, second, *readers = steps(kernels, kernels.ops[0])
+    first, second, *readers = cases_of(kernels.ops[0]).steps(kernels)
     left = [a - n for a, n in zip(first.workload.totals, first.workload.new, strict=True)]
     assert all(b - n >= kept for b, n, kept in zip(second.workload.totals, second.workload.new, left, strict=True))
     assert any(a > b for a, b in zip(first.workload.totals, second.workload.totals, strict=True))
     assert any(a < b for a, b in zip(first.workload.totals, second.workload.totals, strict=True))
     assert [step.op.kind for step in readers] == ["gather", "decode"]
-    assert steps(kernels, kernels.ops[1]) == ()
+    assert cases_of(kernels.ops[1]).steps(kernels) == ()
 
 
 # Planted bugs: the set, the operation, an architecture; the file, a part of it and its replacement; the case that finds the bug.

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgen.bench import Workload
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli import verify_gpu
 from kvgen.cli.project import generated
 from kvgen.compile import compile_unit, default_cache
@@ -67,15 +69,14 @@ def test_device_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_fewest_bytes_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one request times the requests are, nearly, those of the batch."""
-    from kvgen.bench import Scene, call_of, minimum_sectors
-
     kernels = load_file(ROOT / "specs" / "layout_f32.py", "specs/layout_f32.py")[0].kernels
     with generated(ROOT / "generated", "layout_f32") as package:
         timer = Timer(None, kernels, package, None, read_gb_s=1.0)  # type: ignore[arg-type]
         for op in kernels.ops:
             work = Workload("4 x 64", (64,) * 4, (1,) * 4)
             scene = Scene(kernels, package, work)
-            whole = 32 * sum(minimum_sectors(scene, call_of(scene, op)).values())
+            cases = cases_of(op)
+            whole = 32 * sum(cases.minimum(cases.call(scene)).values())
             # Four requests share a sector of lengths, of offsets and of the table, at most.
             assert whole <= timer.least(op, work) <= whole + 3 * 4 * 32
         row = 2 * 2 * 64 * 4  # K and V of two heads of 64 floats

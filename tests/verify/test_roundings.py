@@ -10,15 +10,16 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from kvgen.cases import attention, indexer_scores
+from kvgen.cases.contents import Case
+from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
 from kvgen.cli.project import generated
 from kvgen.reference import Decoded, Scored
 from kvgen.schema.loader import load_file
-from kvgen.verify import oracles, run
-from kvgen.verify.batches import Case
-from kvgen.verify.judged import Judged
+from kvgen.verify import run
 from kvgen.verify.launch import Left
 from kvgen.verify.memory import HostMemory
-from kvgen.verify.oracles import ORACLES
 from kvgen.verify.run import Verifier
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -47,20 +48,20 @@ class Ideal:
             self.found.append((wanted, heads))
             return wanted.errors
 
-        def held(j: Judged, name: str, wanted: Scored, op: Any) -> int:
+        def held(j: Judged, name: str, wanted: Scored, *, fill: bool) -> int:
             self.found.append((name, wanted))
             return wanted.errors
 
         with self.patch.context() as patch:
-            patch.setattr(oracles, "_attended", attended)
-            patch.setattr(oracles, "_held_scores", held)
+            patch.setattr(attention, "take_attended", attended)
+            patch.setattr(indexer_scores, "take_scores", held)
             yield
 
     def launch(self, case: Case, memory: Any, arch: str | None = None) -> Left:
         self.found.clear()
         left = case.before.copy()
         with self.asked():
-            word = ORACLES[case.call.op.kind](Judged(case, case.before.copy(), left))
+            word = cases_of(case.call.op).compare(Judged(case, case.before.copy(), left))
         left.arrays["errors"][0] = word
         for first, second in self.found:
             if isinstance(first, Decoded):

@@ -1,0 +1,18 @@
+"""store_scales: scales of the step's new tokens into the pool."""
+
+from __future__ import annotations
+
+from kvgen.cases.judged import Judged
+from kvgen.cases.operation import Cases
+from kvgen.ops import StoreScales
+from kvgen.reference import store_scales
+
+
+class StoreScalesCases(Cases[StoreScales]):
+    """One role."""
+
+    lengths = "step"
+
+    def compare(self, j: Judged) -> int:
+        pools, which = j.wanted.rows(j.case.scene), "kv".index(self.op.role)
+        return store_scales(j.view, pools, j.arrays["new_scales"], row_offsets=j.arrays["row_offsets"], role=which)
