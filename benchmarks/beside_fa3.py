@@ -134,15 +134,15 @@ def kernels(selectors: Sequence[str]) -> list[tuple[Kernel, int, int, int]]:
             for plan in set_plans(item.loaded)[op.name]
             if attends(plan)
             for kernel, archs in plan.files(item.loaded.kernels.arch)
-            if ARCH in archs and "wgmma" in kernel.template
+            if ARCH in archs and kernel.division is not None and kernel.division.warpgroups
         }
         jobs = [(unit, ARCH, "cubin") for unit in project.units[item.name] if unit.name in plans]
         texts = {unit.name: unit.text for unit, *_ in jobs}
         for image in compile_many(jobs, cache=default_cache(), origin=project.origin):
             plan = plans[image.unit_name]
-            context = plan.context
-            kernel = kernel_of(image, plan, texts[image.unit_name])
-            found.append((kernel, context.cols, context.tokens, item.loaded.kernels.kv.head_dim))
+            kernel, division = kernel_of(image, plan, texts[image.unit_name]), plan.division
+            assert division is not None
+            found.append((kernel, division.columns, division.tokens, item.loaded.kernels.kv.head_dim))
     return found
 
 

@@ -25,7 +25,7 @@ kernels = [
         q_heads=64,
         cache=FP4,
         ops=[
-            ops.Pool(norm=RmsNorm(eps=1e-20, multiply="before"), rope=ROPE, latent_out=True),
+            ops.PoolTokens(norm=RmsNorm(eps=1e-20, multiply="before"), rope=ROPE, latent_out=True),
             ops.RemapIndices(counts=True, unseen="drop"),
             ops.Gather(),
         ],

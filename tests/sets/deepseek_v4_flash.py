@@ -31,7 +31,7 @@ kernels = [
         q_heads=64,
         cache=ENTRIES,
         ops=[
-            ops.Pool(overlap=True, ape=True, norm=RmsNorm(multiply="before"), rope=ROPE),
+            ops.PoolTokens(overlap=True, ape=True, norm=RmsNorm(multiply="before"), rope=ROPE),
             ops.RemapIndices(counts=True, unseen="drop"),
         ],
         arch=["sm_90a"],

@@ -72,7 +72,7 @@ class AttentionContext:
 
     @property
     def early_rows_see(self) -> bool:
-        """Rows before the first token, of requests with more rows than tokens, see the tokens that a row at the first one sees."""
+        """Rows before the first token see the tokens that a row at the first one sees: of requests with more rows than tokens."""
         return not (self.causal or self.chunk or self.ahead or self.block)
 
     @property
