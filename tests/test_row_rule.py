@@ -10,17 +10,16 @@ from typing import Final
 import pytest
 
 from kvgen import KernelSet, Mask, Paged, ops
-from kvgen.config import find_config
 from kvgen.lowering.attention import row_rule
 from kvgen.ops import Extend
-from kvgen.schema.loader import load_folder
+from tests.sets import every
 from tests.support import decode_steps
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 from tests.support.harness import package
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ALL: Final = {s.kernels.name: s.kernels for s in load_folder(find_config(ROOT).specs, ROOT)}
+ALL: Final = {item.kernels.name: item.kernels for item in every()}
 PAIRS: Final = [
     (k, op)
     for k in ALL.values()

@@ -1,6 +1,7 @@
 """Two versions of the output folder compared: changed lines with their surroundings, the same change of many files once.
 
-Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count.
+Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count. A removed file is
+a name.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _changes(texts: _Texts, set_names: Sequence[str]) -> Iterator[_Change]:
     matcher = difflib.SequenceMatcher(None, texts.before, texts.after)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
-            gone, fresh = texts.before[i1:i2], texts.after[j1:j2]
+            # All removed files are one hunk: what they had is nobody's to review.
+            gone, fresh = texts.before[i1:i2] if texts.state != "removed" else [], texts.after[j1:j2]
             named = (
                 name.sub("\0", line) if name else line for line in (*gone, *fresh)
             )  # a set's name may have numbers
@@ -165,7 +167,7 @@ def _hunk(group: Sequence[Sequence[_Change]], shown: Callable[[str], str]) -> Hu
     lines, at, new_lines = list[str](), begin, list[int]()
     for change in first:
         lines += [f" {line}" for line in texts.before[at : change.i1]]
-        lines += [f"-{line}" for line in texts.before[change.i1 : change.i2]]
+        lines += [f"-{line}" for line in texts.before[change.i1 : change.i2] if texts.state != "removed"]
         lines += [f"+{line}" for line in texts.after[change.j1 : change.j2]]
         new_lines += range(change.j1 + 1, change.j2 + 1)
         at = change.i2

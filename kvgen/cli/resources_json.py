@@ -144,9 +144,20 @@ def record(
 ) -> str:
     """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. `files` are
     all generated ones, below the output folder `prefix`. Needs the SASS tools."""
+    from kvgen.cli.candidates import compared, others
+
+    kernels = measured(images, digests, plans, sources)
+    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
+    found = others(loaded, files, prefix)
+    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
+
+
+def measured(
+    images: list[Image], digests: Mapping[str, str], plans: Mapping[str, KernelPlan], sources: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """By a set's kernels: the digest of the code and, by architecture, the facts. Arguments as those of `record`."""
     from kvgen.bench.tiles import tile_of
     from kvgen.cli.attention_cycles import attends, kernel_of, recorded
-    from kvgen.cli.candidates import compared, others
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
     from kvgen.cycles.kernel import blocks_per_multiprocessor
@@ -175,9 +186,7 @@ def record(
             **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
-    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
-    found = others(loaded, files, prefix)
-    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
+    return kernels
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:

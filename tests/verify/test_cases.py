@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EVERY = {
     "layout_f32": ("append", "gather", "decode"),
     "llama3_8b_kivi": ("seal",),
-    "layout_vllm_hnd": ("extend",),
+    "layout_sglang": ("extend", "to_dense"),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
     "engine_deepseek_v3": (
         *("append_slots", "gather_rows", "remap_topk", "list_keys", "combine_lists", "mla_plan", "mla_decompress", "convert"),
