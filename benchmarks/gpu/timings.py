@@ -74,23 +74,26 @@ class WrongResult(Exception):
 
 def other_workloads(kernels: KernelSet, op: Op) -> list[Listed]:
     """The workloads of an operation that kvgen.verify.timing times; none for others."""
-    if op.kind == "mla_decode" and not getattr(op, "sparse", False):
-        batch, tokens = DENSE_MLA["many heads" if kernels.q_heads >= 64 else "few heads"]
-        return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
-    if op.kind == "mla_decode":
-        batch, tokens, listed = LISTED_MLA["several caches" if getattr(op, "sources", ()) else "one cache"]
-        return [Listed(f"{batch}x{listed} of {tokens}", (tokens,) * batch, (1,) * batch, listed)]
-    if op.kind in ("indexer_scores", "convert"):
-        batch, tokens = SCORED if op.kind == "indexer_scores" else CONVERTED
-        return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
-    if isinstance(op, Decode) and op.pages == "per_head":
-        batch, tokens = PAGE_LISTS
-        return [Listed(f"{batch}x{tokens}, lists", (tokens,) * batch, (1,) * batch)]
-    if op.kind == "pool_tokens":
-        return [
-            Listed(f"{batch}x{tokens}, {new} new", (tokens,) * batch, (new,) * batch) for batch, tokens, new in POOLED
-        ]
-    return []
+    match cases_of(op).served:
+        case "":
+            return []
+        case "latent rows":
+            batch, tokens = DENSE_MLA["many heads" if kernels.q_heads >= 64 else "few heads"]
+        case "lists of one cache" | "lists of several caches" as lists:
+            batch, tokens, listed = LISTED_MLA[lists.removeprefix("lists of ")]
+            return [Listed(f"{batch}x{listed} of {tokens}", (tokens,) * batch, (1,) * batch, listed)]
+        case "keys of an indexer":
+            batch, tokens = SCORED
+        case "another cache":
+            batch, tokens = CONVERTED
+        case "pages of lists":
+            batch, tokens = PAGE_LISTS
+            return [Listed(f"{batch}x{tokens}, lists", (tokens,) * batch, (1,) * batch)]
+        case "new entries":
+            return [Listed(f"{b}x{tokens}, {new} new", (tokens,) * b, (new,) * b) for b, tokens, new in POOLED]
+        case served:
+            raise ValueError(f"{op.kind}: got served={served!r}; no batches are called so")
+    return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
 
 
 @contextmanager

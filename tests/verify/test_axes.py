@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
+from kvgen.cases.append import AppendCases
 from kvgen.cases.contents import Case
 from kvgen.cases.scene import LAYER
 from kvgen.errors import ArgumentError
@@ -287,7 +288,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are checked and go nowhere; nothing is stored in their memory."""
     monkeypatch.setattr(launcher, "_launch", lambda checked, args: lambda stream: None)
     monkeypatch.setattr(batches_of_verify, "_store", lambda *_: None)
-    monkeypatch.setattr(batches_of_verify, "seal", lambda *_, **__: None)
+    monkeypatch.setattr(AppendCases, "settle", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unlaunched")
