@@ -61,7 +61,6 @@ class Cases(ABC, Generic[O]):
     """It takes pairs of pages."""
     fused: ClassVar[bool] = False
     """A GPU may round its numbers to a neighbour, since the compiler may fuse a product and a sum."""
-
     served: str = ""
     """The batches of `benchmarks/gpu` that it is timed in, as `benchmarks/gpu/timings.py` calls them; "": no such."""
 
