@@ -121,7 +121,7 @@ def of_extend(kernel: Kernel, columns: int, tokens: int, device: Device) -> floa
 
 def kernels(selectors: Sequence[str]) -> list[tuple[Kernel, int, int, int]]:
     """The sets' kernels by warpgroups: with columns, tokens and dims."""
-    from kvgen.cli.cycles_of import attends, kernel_of
+    from kvgen.cli.attention_cycles import attends, kernel_of
     from kvgen.cli.project import open_project
     from kvgen.codegen.emit import set_plans
 

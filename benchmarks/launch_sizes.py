@@ -1,6 +1,7 @@
 """Launch sizes that a revision's launchers have for its kernels: grid, threads, shared memory, and how a step is split.
 
-They are read from the text of `generated/<set>/__init__.py`, which may be of another runtime ABI and is not imported.
+They are read from the text of `generated/<set>/_table.py` (up to ABI 7: `__init__.py`), which may be of another runtime ABI and
+is not imported.
 """
 
 from __future__ import annotations
@@ -51,18 +52,25 @@ def _attribute(line: ast.stmt) -> list[tuple[str, dict[str, Any]]]:
     if not (isinstance(line, ast.Assign) and isinstance(line.value, ast.Call)):
         return []
     (target,), call = line.targets, line.value
-    if not (isinstance(target, ast.Name) and isinstance(call.func, ast.Name)):
+    made = (
+        call.func.attr
+        if isinstance(call.func, ast.Attribute)
+        else call.func.id
+        if isinstance(call.func, ast.Name)
+        else ""
+    )
+    if not isinstance(target, ast.Name):
         return []
     given = {k.arg: k.value for k in call.keywords}
-    if call.func.id == "Kernel":
+    if made == "Kernel":
         known = {n: _grid(node) if n == "grid" else _value(node) for n, node in given.items() if n in _KERNEL}
         sizes, names = _KERNEL_DEFAULTS | known, _KERNEL
-    elif call.func.id == "SplitPlan":
+    elif made == "SplitPlan":
         sizes, names = _SPLIT_PLAN_DEFAULTS | {str(n): _value(node) for n, node in given.items()}, _SPLIT_PLAN
     else:
         return []
     if sizes.keys() != names:
-        raise ToolError(f"line {line.lineno}: its {call.func.id} has other fields than today's")
+        raise ToolError(f"line {line.lineno}: its {made} has other fields than today's")
     return [(target.id, sizes)]
 
 

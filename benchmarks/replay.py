@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.launch_sizes import give, launch_sizes
 from kvgen.cli.git_versions import at_revision, on_disk
 from kvgen.cli.project import Project, open_project
-from kvgen.codegen.emit import kernel_files
+from kvgen.codegen.emit import TABLE, kernel_files
 from kvgen.compile import Image, Job, Unit, compile_many, compile_unit, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.sass import histogram, instructions_of, sass
@@ -165,6 +165,11 @@ def run_both(project: Project, before: Mapping[str, str], pairs: Iterable[Pair])
     return lines
 
 
+def _launchers(name: str, before: Mapping[str, str]) -> str:
+    """The file with the launch sizes of a set of the revision."""
+    return f"{name}/{TABLE}" if f"{name}/{TABLE}" in before else f"{name}/__init__.py"
+
+
 def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Mapping[str, Pair]) -> list[str]:
     from kvgen.cli.project import generated
     from kvgen.codegen.emit import set_plans
@@ -185,7 +190,7 @@ def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Ma
         with generated(project.config.out, name) as package:
             if texts is not None:
                 package._MODULE.texts = texts
-                give(package, launch_sizes(texts[f"{name}/__init__.py"]))
+                give(package, launch_sizes(texts[_launchers(name, before)]))
             memory = HostMemory()
             found = launch(Verifier(loaded.kernels, package, memory).built(ops[op], plan), memory)
         return {array: values.tobytes() for array, values in found.contents.flat().items()}
@@ -210,7 +215,7 @@ def _run_set(project: Project, before: Mapping[str, str], name: str, changed: Ma
                 wrong = [array for plan in mine for array in both(op, plan)]
                 said = f"differs in {', '.join(wrong)}" if wrong else f"the same bytes in {len(mine)} batches"
             except ToolError as error:
-                said = f"not run: generated/{name}/__init__.py of the revision: {error}"
+                said = f"not run: generated/{_launchers(name, before)} of the revision: {error}"
         lines.append(f"{name}/{op}: {said}")
     return lines
 

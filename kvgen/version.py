@@ -5,4 +5,4 @@ from typing import Final
 __version__: Final = "0.1.0"
 
 # What generated packages expect of kvgen.runtime.
-ABI: Final = 7
+ABI: Final = 8

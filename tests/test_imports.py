@@ -23,7 +23,7 @@ HEAVY = ("jinja2", "pydantic", "numpy", "ml_dtypes", "cuda", "typer", "rich")
 
 # Rooms from the bottom to the top: each imports only rooms before it, for types as well.
 ROOMS = (
-    "errors", "extras", "version", "pages",
+    "errors", "extras", "version", "architectures", "pages",
     "emulator", "tensor_map", "expr", "layout", "plan", "paths", "files", "json_file", "config",
     "compile", "cycles", "runtime", "torch", "schema", "score", "lowering", "ops", "reference", "cases", "bench", "verify",
     "testing", "codegen", "export", "models", "integrations", "cli", "__main__",

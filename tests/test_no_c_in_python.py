@@ -17,10 +17,11 @@ import kvgen
 
 PACKAGE = Path(kvgen.__file__).parent
 ROOMS = ("ops", "lowering", "codegen", "export")
-# They write Python: the generated package's `__init__.py`. `custom` reads C, the user's; the last two write comments and
-# Markdown.
+# They write Python: the generated package's `__init__.py` and `_table.py`. `custom` reads C, the user's; the last two write
+# comments and Markdown.
 OTHERS = (
-    "lowering/launcher_module.py", "lowering/module_tensors.py", "ops/custom.py", "export/docs.py", "codegen/sets_page.py"
+    "lowering/launcher_module.py", "lowering/launcher_table.py", "lowering/module_tensors.py", "ops/custom.py", "export/docs.py",
+    "codegen/sets_page.py",
 )  # fmt: skip
 # What makes a text C. What an f-string is filled with reads as the name x0.
 COMPARED, JOINED = r"[<>=!]=", r"&&|\|\|"

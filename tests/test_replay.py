@@ -100,7 +100,7 @@ def test_other_parameters(project: Folder, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_launch_sizes_of_the_revision(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     """Its kernels run in its own launchers' grid: here of no block at all."""
-    project.change("generated/tiny/__init__.py", "grid=lambda d: (", "grid=lambda d: (0 * ")
+    project.change("generated/tiny/_table.py", "grid=lambda d: (", "grid=lambda d: (0 * ")
     was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
     (said,) = replayed(capsys, code=1).ran
     assert said.startswith("tiny/gather: differs in ") and "k_out" in said
@@ -118,15 +118,15 @@ def test_the_launch_sizes_of_the_revision(project: Folder, capsys: pytest.Captur
 def test_launch_sizes_that_cannot_be_read(
     project: Folder, capsys: pytest.CaptureFixture[str], old: str, new: str, why: str
 ) -> None:
-    project.change("generated/tiny/__init__.py", old, new)
+    project.change("generated/tiny/_table.py", old, new)
     was(project, "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")
     (said,) = replayed(capsys, code=1).ran
-    assert said.startswith("tiny/gather: not run: generated/tiny/__init__.py of the revision: ") and said.endswith(why)
+    assert said.startswith("tiny/gather: not run: generated/tiny/_table.py of the revision: ") and said.endswith(why)
 
 
 def test_sizes_of_a_planned_operation() -> None:
     """Shared memory by architecture, the planner, and how a step is split."""
-    text = (ROOT / "generated/gpt_oss_20b/__init__.py").read_text(encoding="utf-8")
+    text = (ROOT / "generated/gpt_oss_20b/_table.py").read_text(encoding="utf-8")
     sizes = launch_sizes(text.replace("blocks_per_sm=2", "blocks_per_sm=3").replace("74752", "74784"))
     with generated(ROOT / "generated", "gpt_oss_20b") as package:
         give(package, sizes)

@@ -25,7 +25,9 @@ PAIRS: Final = [
     (k, op)
     for k in ALL.values()
     for op in k.ops
-    if isinstance(op, Extend) and op.decode_of(k) is not None and op.walk(k)[0] == "tensor cores"
+    if isinstance(op, Extend)
+    and op.decode_of(k) is not None
+    and not op.choices(k)[row_rule.arch_of(k)].fit.division.lanes
 ]
 
 
@@ -33,9 +35,7 @@ def costs(kernels: KernelSet, op: Extend, rows: int) -> tuple[float, float]:
     """Of decode and of extend; decode has no more than 128 rows."""
     arch = row_rule.arch_of(kernels)
     decode = row_rule.decode_cost(kernels, rows, arch) if rows <= row_rule.MOST_ROWS else None
-    extend = row_rule.extend_cost(
-        kernels, rows, arch, narrow_cols=op.narrow_cols(kernels), warpgroups=op.by_warpgroups(kernels)
-    )
+    extend = row_rule.extend_cost(kernels, rows, arch, op.choices(kernels)[arch].fit)
     return float("inf") if decode is None else decode.cycles, extend.cycles
 
 

@@ -12,30 +12,32 @@ import pytest
 from jinja2 import meta
 
 from kvgen import ops
+from kvgen.architectures import ARCHS
 from kvgen.codegen.emit import File, load_and_render
 from kvgen.codegen.render import environment, render
-from kvgen.compile.arch import ARCHS
 from kvgen.config import find_config
 from kvgen.errors import ToolError
 from kvgen.export.example import ExampleContext
 from kvgen.export.folder import FolderContext, KernelFile
 from kvgen.export.header import HeaderContext
-from kvgen.lowering.attention.extend import ExtendContext, ExtendPlanContext
-from kvgen.lowering.attention.extend_simt import ExtendSimtContext
-from kvgen.lowering.attention.extend_wgmma import ExtendWgmmaContext
-from kvgen.lowering.attention.mla_pairs import MlaPairsContext
-from kvgen.lowering.attention.mla_records import MlaRecordsContext
-from kvgen.lowering.attention.mla_warpgroups import MlaWarpgroupsContext
-from kvgen.lowering.attention.mla_widened import MlaWidenedContext
-from kvgen.lowering.attention.mma import TensorContext
-from kvgen.lowering.attention.simt import SimtContext
+from kvgen.lowering.attention.decode_mma import DecodeMma
+from kvgen.lowering.attention.decode_simt import DecodeSimt
+from kvgen.lowering.attention.extend_mma import ExtendMma
+from kvgen.lowering.attention.extend_problem import ExtendPlanContext
+from kvgen.lowering.attention.extend_simt import ExtendSimt
+from kvgen.lowering.attention.extend_sm90 import ExtendSm90
+from kvgen.lowering.attention.mla_mma import MlaMma
+from kvgen.lowering.attention.mla_mma_few_heads import MlaMmaFewHeads
+from kvgen.lowering.attention.mla_records import MlaRecords
+from kvgen.lowering.attention.mla_sm90 import MlaSm90
+from kvgen.lowering.attention.mla_sm90_few_heads import MlaSm90FewHeads
+from kvgen.lowering.attention.mla_sm90_rows import MlaSm90Rows
 from kvgen.lowering.attention.split_kv import PlanContext
-from kvgen.lowering.attention.wgmma import MlaWgmmaContext
 from kvgen.lowering.cache_header import CacheContext, StatesContext
 from kvgen.lowering.launcher_module import LauncherContext
+from kvgen.lowering.launcher_table import TableContext
 from kvgen.lowering.pooled_tokens import PoolTokensContext
 from kvgen.lowering.row_kernel import AppendContext, AppendQContext, NormCacheContext, RotateCacheContext
-from kvgen.ops.mla_decode import MlaDecodeContext
 from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,22 +63,23 @@ CONTEXTS: dict[str, type] = {
     "ops/norm_cache.cu.j2": NormCacheContext,
     "ops/rotate_cache.cu.j2": RotateCacheContext,
     "ops/pool_tokens.cu.j2": PoolTokensContext,
-    "ops/decode.cu.j2": TensorContext,
-    "ops/decode_simt.cu.j2": SimtContext,
+    "ops/decode_mma.cu.j2": DecodeMma,
+    "ops/decode_simt.cu.j2": DecodeSimt,
     "ops/decode_plan.cu.j2": PlanContext,
-    "ops/extend.cu.j2": ExtendContext,
+    "ops/extend_mma.cu.j2": ExtendMma,
     "ops/extend_plan.cu.j2": ExtendPlanContext,
-    "ops/extend_simt.cu.j2": ExtendSimtContext,
-    "ops/extend_wgmma.cu.j2": ExtendWgmmaContext,
-    "ops/mla_decode.cu.j2": MlaDecodeContext,
-    "ops/mla_decode_records.cu.j2": MlaRecordsContext,
-    "ops/mla_decode_widened.cu.j2": MlaWidenedContext,
-    "ops/mla_decode_pairs.cu.j2": MlaPairsContext,
-    "ops/mla_decode_warpgroups.cu.j2": MlaWarpgroupsContext,
-    "ops/mla_decode_wgmma.cu.j2": MlaWgmmaContext,
+    "ops/extend_simt.cu.j2": ExtendSimt,
+    "ops/extend_sm90.cu.j2": ExtendSm90,
+    "ops/mla_mma.cu.j2": MlaMma,
+    "ops/mla_records.cu.j2": MlaRecords,
+    "ops/mla_sm90.cu.j2": MlaSm90,
+    "ops/mla_mma_few_heads.cu.j2": MlaMmaFewHeads,
+    "ops/mla_sm90_few_heads.cu.j2": MlaSm90FewHeads,
+    "ops/mla_sm90_rows.cu.j2": MlaSm90Rows,
     "cache/cache.cuh.j2": CacheContext,
     "cache/states.cuh.j2": StatesContext,
     "launcher/init.py.j2": LauncherContext,
+    "launcher/table.py.j2": TableContext,
     "export/set.h.j2": HeaderContext,
     "export/example.cpp.j2": ExampleContext,
     "export/kernel.cu.j2": KernelFile,
@@ -120,7 +123,7 @@ def test_every_template_is_listed() -> None:
 def test_a_template_reads_the_fields_of_its_context_and_no_others(template: str) -> None:
     read = meta.find_undeclared_variables(environment().parse(included(template)))
     # The one variable that is no operation's: whether scales of the set's cache are given.
-    assert read - {"given_scales"} == {f.name for f in fields(CONTEXTS[template])}
+    assert read - {"given_scales", "other_files"} == {f.name for f in fields(CONTEXTS[template])}
 
 
 def test_each_template_says_which_of_its_lines_wrote_what(generated: dict[str, File]) -> None:

@@ -49,5 +49,6 @@ def _loaded(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
+    sys.modules.pop(f"{spec.name}._table", None)  # of a package of the same name in another folder
     spec.loader.exec_module(module)
     return module

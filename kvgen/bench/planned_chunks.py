@@ -10,10 +10,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.architectures import on_cpu
 from kvgen.bench.measure import arguments_of
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import LAYER, Scene
 from kvgen.ops import Extend
+from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.split_plan import HEADER, KV_CHUNK
 from kvgen.runtime.cpu import machine
 from kvgen.schema.kernel_set import KernelSet, Op
@@ -70,13 +72,17 @@ def planned_chunks(scene: Scene, op: Op, multiprocessors: int, arch: str | None 
     if launcher.SPLIT_PLAN.slots_a_part:
         return None
     memory, sizes = _planned(scene, op, multiprocessors, arch)
-    return _read(memory, sizes, launcher.SPLIT_PLAN.columns)
+    split = _on(scene.kernels, op, arch).split
+    assert split is not None
+    return _read(memory, sizes, split.columns)
 
 
 def _listed(scene: Scene, op: Op, multiprocessors: int) -> PlannedChunks:
     """A row of q a request, whose lists in all caches together name as many keys as the request has tokens. A block has a row's
     columns, and multiprocessors take the rows in turn."""
-    columns = op.plan(scene.kernels)[0].context.d.tiles  # type: ignore[attr-defined]
+    division = _on(scene.kernels, op, None).division
+    assert division is not None
+    columns = division.tiles
     totals, blocks = scene.workload.totals, max(1, multiprocessors // columns)
     return PlannedChunks(tuple(totals[i::blocks] for i in range(blocks)), columns, 1)
 
@@ -84,19 +90,31 @@ def _listed(scene: Scene, op: Op, multiprocessors: int) -> PlannedChunks:
 def planned_tiles(scene: Scene, op: Extend, multiprocessors: int, arch: str | None = None) -> PlannedTiles:
     """The tiles of rows of extend's plan of the scene's batch."""
     memory, sizes = _planned(scene, op, multiprocessors, arch)
-    return tiles_in(memory, sizes, scene.kernels, op)
+    return tiles_in(memory, sizes, scene.kernels, columns_of(scene.kernels, op, arch))
 
 
-def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, op: Extend) -> PlannedTiles:
-    """The tiles of rows in a workspace that is planned."""
-    shape, heads = op.shape(kernels), kernels.kv.kv_heads
+def columns_of(kernels: KernelSet, op: Extend, arch: str | None) -> int:
+    """Columns of a block of extend on an architecture; None: the one that the CPU machine runs."""
+    division = _on(kernels, op, arch).division
+    assert division is not None
+    return division.columns
+
+
+def _on(kernels: KernelSet, op: Op, arch: str | None) -> KernelPlan:
+    """The operation's kernel on an architecture; None: the one that the CPU machine runs."""
+    return op.plan(kernels)[0].on(arch or on_cpu(kernels.arch)[-1])
+
+
+def tiles_in(memory: Bytes, sizes: Mapping[str, int], kernels: KernelSet, columns: int) -> PlannedTiles:
+    """The tiles of a planned workspace, whose blocks have so many columns."""
+    heads = kernels.kv.kv_heads
     header = memory[:HEADER].view(np.uint32)
     chunks = _chunks(memory, sizes, heads, int(header[_CHUNKS_AT]))
     entries = tuple(
         PlannedTile(
             b=int(c[0]),
             first=int(c[_FIRST]),
-            cols=min(shape.cols, int(c[2]) * kernels.group - int(c[_FIRST])),
+            cols=min(columns, int(c[2]) * kernels.group - int(c[_FIRST])),
             begin=int(c[_BEGIN]),
             end=int(c[_END]),
             pieces=int(c[_PIECES]),
@@ -114,7 +132,6 @@ def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tu
     layer = cache[LAYER]
     longest = layer.dims["max_cache_length"] if launcher.SPLIT_PLAN.chunk_tokens else None
     sizes: dict[str, Any] = {"max_tokens": longest, "multiprocessors": multiprocessors}
-    workspace = launcher.workspace(call.rows, device=layer.device, **sizes)
     arguments = arguments_of(call)
     taken = {p.name: arguments[p.name] for p in launcher.PLAN.arguments if p.name in arguments}
     if cases_of(op).sparse:
@@ -123,6 +140,7 @@ def _planned(scene: Scene, op: Op, multiprocessors: int, arch: str | None) -> tu
     with machine(
         arch, "fast"
     ):  # tests/ops holds planners to their oracle in check mode; here only the chunks are wanted
+        workspace = launcher.workspace(call.rows, device=layer.device, **sizes)
         launcher.plan(layer, workspace, rows=call.rows, **taken)
     return np.asarray(workspace.view.owner), workspace.sizes
 

@@ -50,7 +50,7 @@ class AttentionCases(TokenCases[O]):
 
     def asks_lengths(self, call: Call) -> bool:
         """Without a planner: a list of chunks has the lengths in it."""
-        return self.op.split_plan(call.scene.kernels) is None
+        return self.op.plan(call.scene.kernels)[0].split is None
 
     def planning(self, call: Call) -> dict[str, int]:
         """Every request's length."""

@@ -81,7 +81,7 @@ def examine(
     causal: float | None = None,
 ) -> Examined:
     """Replay a kernel at both latencies, and at both ends of all figures; and the launch of a batch, if there is one."""
-    from kvgen.cli.cycles_of import replayed, trip_bytes
+    from kvgen.cli.attention_cycles import replayed, trip_bytes
     from kvgen.cycles.core import latencies
     from kvgen.cycles.launch import launch
 
@@ -171,7 +171,7 @@ class Mixed:
 
 
 def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
-    from kvgen.cli.cycles_of import replayed
+    from kvgen.cli.attention_cycles import replayed
 
     run = replayed(kernel, device, placement)
     assert run is not None
@@ -179,7 +179,7 @@ def _cycles(kernel: Kernel, device: Device, placement: Placement) -> float:
 
 
 def _block_trip(kernel: Kernel, tile: Tile, cycles: float) -> BlockTrip:
-    from kvgen.cli.cycles_of import trip_bytes
+    from kvgen.cli.attention_cycles import trip_bytes
     from kvgen.cycles.launch import BlockTrip
 
     nbytes = trip_bytes(kernel, tile) / max(1, kernel.blocks)
@@ -212,13 +212,14 @@ def mixed_batch(
     from kvgen.cases.scene import Scene
     from kvgen.cases.workload import Workload
     from kvgen.layout.dtypes import dtype
-    from kvgen.lowering.attention.extend_wgmma import ARCH, tile_tokens
     from kvgen.lowering.attention.split_kv import OVERHEAD
 
-    shape, cache = op.shape(kernels), kernels.kv
+    cache = kernels.kv
+    fit = op.choices(kernels)[arch].fit
+    division = fit.division
     requests = list(zip(workload.totals, workload.new, strict=True))
-    few = [(n, rows) for n, rows in requests if rows * kernels.group <= shape.cols]
-    many = [(n, rows) for n, rows in requests if rows * kernels.group > shape.cols]
+    few = [(n, rows) for n, rows in requests if rows * kernels.group <= division.columns]
+    many = [(n, rows) for n, rows in requests if rows * kernels.group > division.columns]
     batches = {"all": requests} | ({"several": many, "one": few} if few and many else {})
     multiprocessors = round(device.multiprocessors.value)
     parts = {
@@ -231,12 +232,11 @@ def mixed_batch(
         for name, part in batches.items()
     }
     out = dtype(op.out_dtype or cache.dtype).bytes
-    warpgroups = arch == ARCH and op.by_warpgroups(kernels)
     return Mixed(
         parts,
-        tokens=tile_tokens(kernels) if warpgroups else shape.tokens,
+        tokens=division.tokens,
         token_bytes=token_bytes(kernels),
-        narrow_cols=op.narrow_cols(kernels) if warpgroups else 0,
+        narrow_cols=fit.narrow_columns,
         overhead=OVERHEAD,
         column_bytes=dtype(cache.dtype).bytes * cache.head_dim + out * cache.v_dim,
     )
@@ -280,7 +280,7 @@ def bench_cycles(
     as_json: bool,
 ) -> None:
     """The kernels that attend of the sets that the selectors name, and their launches of a batch."""
-    from kvgen.cli.cycles_of import attends, kernel_of
+    from kvgen.cli.attention_cycles import attends, kernel_of
     from kvgen.cli.project import open_project
     from kvgen.codegen.emit import set_plans
     from kvgen.compile import compile_many, default_cache
@@ -330,7 +330,7 @@ def bench_cycles(
             device = device.measured(figures)
             plan = plans[image.unit_name]
             item, op = owners[image.unit_name]
-            tile = tile_of(item.loaded.kernels, plan)
+            tile = tile_of(plan)
             work = _work(project.config, item, op, batch, device, image.arch) if batch else None
             causal = _causal(item.loaded.kernels, op, plan)
             found.append(examine(kernel_of(image, plan, texts[image.unit_name]), tile, device, work, causal))

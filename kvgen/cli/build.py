@@ -25,8 +25,8 @@ def build(
     """Write generated/ from specs/: changed files only; removes files of kvgen that no spec gives any more, and what a build
     that was killed left behind.
 
-    README.md of that folder lists all sets of the project. Decodes and extends that stay on CUDA cores are warned of, with the
-    reason and, of decodes, what the model of docs/cycles.md makes of them.
+    README.md of that folder lists all sets of the project; its device/ has the headers that they include. Decodes and
+    extends that stay on CUDA cores are warned of, with the reason and, of decodes, the model's verdict (docs/cycles.md).
 
     Where a file to be written or removed was changed by hand, nothing is written, and each such file is named. A spec that
     does not load stops no other: the rest is built, folders without a set stay as long as it is broken, and kvgen exits
@@ -37,8 +37,8 @@ def build(
     kvgen build llama3_8b       one set, and the device library it includes
     kvgen build '*/decode'      one operation of every set, with the set's cache.cuh and launchers
     """
-    from kvgen.cli.cuda_cores import on_cuda_cores
     from kvgen.cli.project import open_project
+    from kvgen.cli.slow_kernels import on_cuda_cores
     from kvgen.cli.sync import findings
     from kvgen.files import kind_of, remove_inside, write_inside
 
@@ -76,30 +76,72 @@ def build(
     else:
         for path in sorted(set(wanted) - set(written)):
             note(f"{'same':8} {project.shown(path)}")
-        _print(project, states, len(wanted), record)
+        _print(project, states, len(wanted), record, first=bool(chosen) and not before)
         for kernel in slow:
             warn(kernel.text)
     project.end()
 
 
-def _print(project: Project, states: list[tuple[str, str]], files: int, record: bool) -> None:
-    """What was written and removed, and how the first set is imported; in a project without specs, how to get one."""
+def _print(project: Project, states: list[tuple[str, str]], files: int, record: bool, *, first: bool) -> None:
+    """What was written and removed, and how the first set is imported; after the first build what there is to read; in a project
+    without specs, how to get one."""
     for state, path in states:
         say(f"{state:8} {named(project.shown(path))}")
+    if first:
+        for line in _summary(project):
+            say(line)
     removed = sum(state == "removed" for state, _ in states)
     say(f"{len(project.chosen)} set(s), {files} files: {len(states) - removed} written, {removed} removed")
     if record:
         typer.echo("resources.json no longer fits; run `kvgen compile --record`")
     if project.chosen:
-        first = project.chosen[0]
-        names = ", ".join(["Cache", *(op.name for op in first.loaded.kernels.ops)])
-        say(f"\nfrom {project.config.package}.{first.name} import {names}")
+        example = project.chosen[0]
+        names = ", ".join(["Cache", *(op.name for op in example.loaded.kernels.ops)])
+        say(f"\nfrom {project.config.package}.{example.name} import {names}")
     else:
         specs = named(project.config.specs.relative_to(project.config.root).as_posix())
         typer.echo(
             f"{specs}/ has no specs, so there is nothing to generate; `kvgen init --from config.json -o {specs}/model.py` "
             "writes one for a model, `kvgen new DIR` makes a project with an example"
         )
+
+
+def _summary(project: Project) -> list[str]:
+    """How much was generated, and where to begin to read it."""
+    from kvgen.codegen.emit import kernel_files
+    from kvgen.codegen.sets_page import PATH as PAGE
+
+    lines = {path: file.text.count("\n") for path, file in project.files.items()}
+    headers = [n for path, n in lines.items() if path.startswith("device/")]
+    kernels = {f"{s.kernels.name}/{k.name}.cu" for s in project.sets for k, _ in kernel_files(s)}
+    launchers = [f"{name}/__init__.py" for name in sorted(project.names)]
+    caches = [n for path, n in lines.items() if path.endswith("/cache.cuh") and path.split("/")[0] in project.names]
+    shortest = min(sorted(kernels), key=lines.__getitem__)
+    own = project.shown(shortest.split("/")[0])
+    rows = (
+        (
+            len(kernels),
+            "kernel",
+            sum(lines[path] for path in kernels),
+            f"specialised for {_count(len(launchers), 'set')}",
+        ),
+        (len(caches), "cache header", sum(caches), "where each element of a cache lies"),
+        (len(launchers), "module", sum(lines[path] for path in launchers), "Python that checks a call and launches"),
+        (len(headers), "header", sum(headers), "of the device library: those that the kernels include"),
+    )
+    table = [f"{_count(n, what):>18}  {total:>7,} lines  {about}" for n, what, total, about in rows]
+    read = (
+        (project.shown(PAGE), "the sets, a line each"),
+        (project.shown(shortest), f"the shortest kernel, {lines[shortest]} lines"),
+        (f"{own}/cache.cuh", "the cache that it reads and writes"),
+        (f"{own}/__init__.py", "its launcher: arguments, shapes, errors"),
+    )
+    width = max(len(named(path)) for path, _ in read)
+    return ["", *table, "", "to read first:", *(f"  {named(path):{width}}  {about}" for path, about in read), ""]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _touches(finding: Finding, wanted: list[str]) -> bool:

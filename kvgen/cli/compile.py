@@ -15,7 +15,7 @@ from kvgen.files import named
 if TYPE_CHECKING:
     from kvgen.cli.project import Project
     from kvgen.cli.selection import Chosen
-    from kvgen.compile import Image, Job
+    from kvgen.compile import Image, Job, Launchers
     from kvgen.errors import CompileError
     from kvgen.plan.kernel import KernelPlan
 
@@ -28,7 +28,7 @@ class _Batch:
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
-    launchers: dict[str, str]
+    launchers: dict[str, Launchers]
     elsewhere: dict[str, dict[str, str]]
     shards: dict[str, tuple[str, int]]
 
@@ -182,7 +182,7 @@ def _archs(patterns: list[str]) -> list[str]:
 def _batch(
     project: Project, chosen: list[Chosen], arch: list[str] | None, shards: dict[str, tuple[str, int]]
 ) -> _Batch:
-    from kvgen.codegen.emit import files_elsewhere, kernel_files
+    from kvgen.codegen.emit import files_elsewhere, kernel_files, launchers_of
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
@@ -193,7 +193,7 @@ def _batch(
         }
         batch.elsewhere.update(files_elsewhere(item.loaded))
         batch.kernels.update({name: kernel for name, (kernel, _) in found.items()})
-        batch.launchers[item.name] = project.files[f"{item.name}/__init__.py"].text
+        batch.launchers[item.name] = launchers_of(item.name, project.files)
         for unit in project.units[item.name]:
             batch.digests[unit.name] = text_digest(unit.text)
             if unit.name in found:
@@ -226,7 +226,15 @@ def _record(project: Project, chosen: list[Chosen], images: list[Image], batch: 
         for item in chosen:
             done.at(item.name)
             own = [image for image in images if image.unit_name.partition("/")[0] == item.name]
-            text = record(item.loaded.kernels, own, batch.digests, batch.kernels, sources)
+            text = record(
+                item.loaded,
+                project.files,
+                project.config.out.name,
+                own,
+                project.digests[item.name],
+                batch.kernels,
+                sources,
+            )
             write_inside(project.config.root, project.shown(f"{item.name}/{RESOURCES}"), text.encode())
             done()
 

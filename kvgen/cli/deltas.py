@@ -1,7 +1,7 @@
 """What a change does to registers, shared memory and instructions: the recorded facts of two versions, compared.
 
-A fact counts for the text it was measured of, and for no other: where a kernel's text changed and nobody recorded it anew, that
-is what is said.
+A fact counts for the code that it was measured of: where a kernel's code changed and nobody recorded it anew, the kernel is named
+instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from kvgen.cli.project import RESOURCES
 from kvgen.cli.resources_json import Recorded, nvrtc_of, read
 from kvgen.codegen.emit import banner_digest
-from kvgen.compile import text_digest
+from kvgen.compile import code_digest, text_digest
 from kvgen.compile.flatten import flatten
 from kvgen.errors import ToolError
 
@@ -26,8 +26,8 @@ Step = tuple[int | None, int | None]
 class Delta:
     """One kernel on one architecture: facts before and after, those that differ.
 
-    "added" and "removed" have one side; "recorded" has one because nobody measured the old text. "unrecorded" is the whole
-    kernel, without facts or an architecture: nobody measured the new text. So is a "removed" one that was never measured.
+    "added" and "removed" have one side; "recorded" has one because nobody measured the old code. "unrecorded" is the whole
+    kernel, without facts or an architecture: nobody measured the new code. So is a "removed" one that was never measured.
     """
 
     kernel: str
@@ -48,23 +48,24 @@ class _Version:
         self.kernels = {path.removesuffix(".cu") for path in kernels}
         self.digest = cache(self._digest)
 
-    def _digest(self, kernel: str) -> str | None:
-        """Of the flattened text; None where a header of it is missing."""
+    def _digest(self, kernel: str, *, exact: bool = False) -> str | None:
+        """Of a kernel's code, or with `exact` of its flattened text; None where a header of it is missing."""
+        prefix = f"{self._out}/"
         try:
-            prefix = f"{self._out}/"
-            return text_digest(flatten(f"{prefix}{kernel}.cu", lambda path: self._texts[path.removeprefix(prefix)]))
+            text = flatten(f"{prefix}{kernel}.cu", lambda path: self._texts[path.removeprefix(prefix)])
         except (KeyError, ToolError):
             return None
+        return text_digest(text) if exact else code_digest(text)
 
     def recorded(self, kernel: str) -> Recorded | None:
-        """What the record has under the kernel's name, of whatever text."""
+        """The record's entry of the kernel's name; its digest may be of other code."""
         top, _, name = kernel.partition("/")
         return self.records.get(top, {}).get(name)
 
     def facts(self, kernel: str) -> dict[str, dict[str, int]] | None:
-        """By architecture; None where nobody measured the text that is there."""
+        """By architecture; None where nobody measured the code that is there."""
         found = self.recorded(kernel)
-        if found is None or kernel not in self.kernels or found.digest != self.digest(kernel):
+        if found is None or kernel not in self.kernels or found.digest != self._digest(kernel, exact=found.exact):
             return None
         return found.facts
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kvgen.architectures import HOPPER
 from kvgen.cli.console import tell
 from kvgen.cli.progress import progress
 from kvgen.files import named
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from kvgen.compile import Image
 
 SET: Final = "llama3_8b"
-_ARCH: Final = "sm_90a"
 _NOT_HERE: Final = "-"
 
 
@@ -141,10 +141,10 @@ def _compile(project: Project) -> dict[str, Image]:
     from kvgen.cli.resources_json import installed
     from kvgen.compile import Job, compile_many
 
-    jobs: list[Job] = [(unit, _ARCH, "cubin") for unit in project.units[SET]]
-    names = iter([f"{unit.name} {_ARCH}" for unit, *_ in jobs[1:]])
+    jobs: list[Job] = [(unit, HOPPER, "cubin") for unit in project.units[SET]]
+    names = iter([f"{unit.name} {HOPPER}" for unit, *_ in jobs[1:]])
     with progress("compiling", len(jobs)) as done:
-        done.at(f"{jobs[0][0].name} {_ARCH}")
+        done.at(f"{jobs[0][0].name} {HOPPER}")
 
         def next_one(_: Image) -> None:
             done()
@@ -152,7 +152,7 @@ def _compile(project: Project) -> dict[str, Image]:
 
         images = compile_many(jobs, cache=None, workers=1, origin=project.origin, progress=next_one)
     total = sum(image.seconds for image in images)
-    tell(f"compile   {len(images)} kernels for {_ARCH} with NVRTC {installed()}, no cache: {total:.2f} s", indent=10)
+    tell(f"compile   {len(images)} kernels for {HOPPER} with NVRTC {installed()}, no cache: {total:.2f} s", indent=10)
     return {image.unit_name.partition("/")[2]: image for image in images}
 
 

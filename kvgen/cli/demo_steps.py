@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from kvgen.architectures import HOPPER
 from kvgen.cases.contents import Case, Contents
 from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 PROMPTS: Final = (37, 5, 64, 18)
 STEPS: Final = 3
-_ARCH: Final = "sm_90a"  # what the CPU machine runs, where the set has it
 _SECTOR: Final = 32  # bytes: what a GPU's memory moves at least
 _ORDER: Final = ("seal", "append", "extend", "decode", "gather")  # of a step
 _MEMORY: Final = ("kv", "scales", "input", "output")  # what an operation is about; tables are how it gets there
@@ -169,7 +169,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
     kernels = next(s.kernels for s in project.sets if s.kernels.name == name)
     ops = {kind: [op for op in kernels.ops if op.kind == kind and not _other_form(op)] for kind in _ORDER}
     outcomes = {op.name: Outcome(op.name) for kind in _ORDER for op in ops[kind]}
-    arch = _ARCH if gpu is None and _ARCH in kernels.arch else None
+    arch = HOPPER if gpu is None and HOPPER in kernels.arch else None
     room = [prompt + STEPS for prompt in PROMPTS]
     with ExitStack() as stack:
         module = stack.enter_context(generated(project.config.out, name))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvgen.cli.decode_plan_text import attention, attention_text
+from kvgen.cli.kernel_choice import attention, attention_text
 from kvgen.cli.op_fields import op_fields
 from kvgen.codegen.emit import kernel_files
 from kvgen.expr.to_c import c
@@ -185,7 +185,7 @@ def _plan(plan: KernelPlan, archs: tuple[str, ...]) -> dict[str, Any]:
         "template": plan.source.path if plan.source else f"templates/{plan.template}",
         "threads": plan.threads,
         "grid": [python(part) for part in plan.grid],
-        "dynamic_shared": {a: plan.shared_on(a) for a in archs} if plan.shared_by_arch else plan.shared,
+        "dynamic_shared": {a: plan.shared_on(a) for a in archs} if plan.differing("shared") else plan.shared,
         "writes_pool": plan.writes_pool,
         "params": [_param(p) for p in plan.params],
     }

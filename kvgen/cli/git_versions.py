@@ -1,14 +1,16 @@
-"""Versions of the output folder: as it lies there, and as git has it."""
+"""Versions of the output folder and of the specs: as they lie there, and as git has them."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvgen.cli.ondisk import LIMIT, names_on_disk, source_of
 from kvgen.cli.project import Project
 from kvgen.errors import ToolError
 from kvgen.files import read_bytes, reason
+from kvgen.schema.loader import is_spec
 
 
 def on_disk(project: Project) -> dict[str, str]:
@@ -23,8 +25,28 @@ def on_disk(project: Project) -> dict[str, str]:
 
 def at_revision(project: Project, revision: str) -> dict[str, str]:
     """Path below the output folder -> text at a git revision; ToolError where git has no such revision."""
+    return _folder_at(project, project.config.out, revision)
+
+
+def specs_at(project: Project, revision: str) -> dict[str, str]:
+    """The spec files, as name -> text, at a git revision; ToolError where git has no such revision."""
+    return {name: text for name, text in _folder_at(project, project.config.specs, revision).items() if is_spec(name)}
+
+
+def specs_built(project: Project, texts: Mapping[str, str]) -> tuple[dict[str, str], set[str]]:
+    """The spec files of HEAD, and the names of the sets of which the output folder, `texts`, has exactly the files of HEAD, so
+    that these specs are what it was built from. Nothing where there is no git."""
+    try:
+        head, specs = at_revision(project, "HEAD"), specs_at(project, "HEAD")
+    except ToolError:
+        return {}, set()
+    moved = {path.partition("/")[0] for path in head.keys() | texts.keys() if head.get(path) != texts.get(path)}
+    return specs, {path.partition("/")[0] for path in head if "/" in path} - moved
+
+
+def _folder_at(project: Project, folder: Path, revision: str) -> dict[str, str]:
     root = project.config.root
-    name = project.config.out.relative_to(root).as_posix()
+    name = folder.relative_to(root).as_posix()
     if revision.startswith("-"):
         raise ToolError(f"--against: got {revision!r}; it must be a git revision, such as main or HEAD~1")
     done = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")

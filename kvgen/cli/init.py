@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kvgen.architectures import DEFAULT_ARCHS
 from kvgen.cli.console import at_least, complete_kv_dtype, complete_preset, say
 
 
@@ -115,7 +116,7 @@ def init(
         models.read(config),
         name=output.stem if output is not None and NAME.fullmatch(output.stem) else None,
         source=named(config),
-        arch=_archs(arch) if arch is not None else models.DEFAULT_ARCH,
+        arch=_archs(arch) if arch is not None else DEFAULT_ARCHS,
         kv_dtype=kv_dtype,
         serving=models.Serving(tp, page_size, preset),
         architecture=architecture,
@@ -176,7 +177,7 @@ def _check_names(output: Path, text: str) -> None:
 
 def _archs(text: str) -> tuple[str, ...]:
     """The architectures of `--arch`; raises ConfigError for one that there is none of."""
-    from kvgen.compile.arch import ARCHS
+    from kvgen.architectures import ARCHS
     from kvgen.errors import ConfigError
     from kvgen.schema.hints import nearest
 

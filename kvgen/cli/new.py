@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kvgen.architectures import DEFAULT_ARCHS
 from kvgen.cli.console import say
 
 SET: Final = "small"
@@ -21,6 +22,7 @@ requires = ">={version}"
 [tool.setuptools.package-data]
 "*" = ["*.cu", "*.cuh", "*.cubin", "*.json"]
 """
+_LIST: Final = ", ".join(f'"{name}"' for name in DEFAULT_ARCHS)
 _SPEC: Final = f'''\
 """A small cache to begin with: 8 query heads over 2 KV heads of 64 in bf16, pages of 16 tokens."""
 
@@ -41,7 +43,7 @@ kernels = KernelSet(
     # Kernels: a step's new rows into the cache, rows out of it again, and attention of the newest tokens.
     ops=[ops.Append(index_dtype="i32"), ops.Gather(index_dtype="i32"), ops.Decode()],
     # sm_80 serves all of Ampere and Ada, sm_90a Hopper; sm_100f and sm_120f are Blackwell.
-    arch=["sm_80", "sm_90a"],
+    arch=[{_LIST}],
 )
 '''
 _README: Final = f"""\

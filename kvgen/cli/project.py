@@ -14,14 +14,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvgen.cli.console import note
+from kvgen.cli.ondisk import names_on_disk
 from kvgen.cli.progress import progress
 from kvgen.cli.selection import Chosen, Selection, load_selected
 from kvgen.cli.settings import settings
-from kvgen.codegen.emit import File, render_device, render_page, render_set, units_of
+from kvgen.codegen.emit import File, device_headers, render_page, render_set, units_of
 from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.config import Config, find_config
 from kvgen.errors import SpecError, ToolError
-from kvgen.files import named, read_text
+from kvgen.files import kind_of, named, read_text
 from kvgen.schema.loader import BrokenSpec, LoadedSet, spec_files
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ RESOURCES = "resources.json"
 
 @dataclass(frozen=True)
 class Project:
-    """Settings, the sets that a command is about, and their files and the device library's by path below `config.out`.
+    """Settings, the sets that a command is about, and their files and the headers that they include by path below `config.out`.
 
     `broken` are spec files that the command is about as well, and that do not load: it goes on without them.
     """
@@ -66,6 +67,16 @@ class Project:
         """The flattened kernels of every set, by the set's name."""
         return {s.kernels.name: units_of(s, self.files, self.config.out.name) for s in self.sets}
 
+    @cached_property
+    def digests(self) -> dict[str, dict[str, str]]:
+        """The `code_digest` of every kernel by its set's and its own name: records count for code, whatever its comments."""
+        from kvgen.compile import code_digest
+
+        return {
+            name: {unit.name.partition("/")[2]: code_digest(unit.text) for unit in units}
+            for name, units in self.units.items()
+        }
+
     def origin(self, file: str, line: int) -> str | None:
         """The template line behind a line of a flattened text's file."""
         found = self.files.get(file.removeprefix(f"{self.config.out.name}/"))
@@ -91,7 +102,8 @@ def generated(out: Path, name: str) -> Iterator[ModuleType]:
         spec.loader.exec_module(module)
         yield module
     finally:
-        del sys.modules[title]
+        for name in (title, f"{title}._table"):
+            sys.modules.pop(name, None)
 
 
 def end(config: Config, broken: Sequence[BrokenSpec], folder: str = "") -> None:
@@ -122,12 +134,13 @@ def open_sets(start: Path | None = None, selectors: Sequence[str] | None = None)
 def open_project(start: Path | None = None, selectors: Sequence[str] | None = None, *, device: bool = True) -> Project:
     """The nearest project, with the files of the sets that the selectors name rendered; of all sets without selectors.
 
-    `device` says whether the device library's files are wanted as well.
+    `device` says whether the device library's headers are wanted as well: those that the sets include; with selectors, or where a
+    spec does not load, also those that lie in the output folder, for the other sets.
 
     A set that loads and cannot be rendered is as broken as one that does not load. Raises SpecError where nothing is left.
     """
     config, selection = open_sets(start, selectors)
-    files, broken = render_device() if device else {}, list(selection.broken)
+    files, broken = dict[str, File](), list(selection.broken)
     chosen: list[Chosen] = []
     with progress("rendering", len(selection.chosen)) as done:
         for item in selection.chosen:
@@ -140,9 +153,20 @@ def open_project(start: Path | None = None, selectors: Sequence[str] | None = No
     if broken and not chosen:
         raise SpecError("\n".join(item.message for item in broken))
     if device and chosen:
-        partial = bool(selectors or broken)  # rows of the sets that are not at hand stay
+        partial = bool(
+            selectors or broken
+        )  # rows of the sets that are not at hand stay, and headers that they may include
+        files |= device_headers(files, _headers_on_disk(config) if partial else ())
         files |= render_page([item.loaded for item in chosen], _page_on_disk(config) if partial else "")
     return Project(config, chosen, dict(sorted(files.items())), broken)
+
+
+def _headers_on_disk(config: Config) -> list[str]:
+    """The headers in the device library's folder, by path below the output folder."""
+    folder = config.out / "device"
+    if kind_of(folder) != "folder":
+        return []
+    return [path for path, kind in names_on_disk(config.out, "device") if kind == "file" and path.endswith(".cuh")]
 
 
 def _page_on_disk(config: Config) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from kvgen.cli.ondisk import CRLF, in_its_place, read_generated
 from kvgen.cli.project import RESOURCES, Project
 from kvgen.codegen.emit import body_digest, kernel_files
-from kvgen.compile import nvrtc_version, text_digest
+from kvgen.compile import nvrtc_version
 from kvgen.errors import ConfigError, ToolError
 from kvgen.files import kind_of, named
 from kvgen.json_file import parse_object, shown
@@ -20,19 +20,23 @@ from kvgen.json_file import parse_object, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvgen.codegen.emit import File
     from kvgen.compile import Image
     from kvgen.plan.kernel import KernelPlan
-    from kvgen.schema.kernel_set import KernelSet
+    from kvgen.schema.loader import LoadedSet
 
 _WRITER: Final = "kvgen compile --record"
-_FORM: Final = 4  # of the text; what an older kvgen wrote is recorded anew
+_FORM: Final = 5  # of the text; what an older kvgen wrote is recorded anew
+_CODE: Final = 5  # the first form whose digests are of code; those of older ones are of every character
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a resources.json says of a kernel: the digest of the text that was measured, and facts by architecture."""
+    """What a resources.json says of a kernel: the digest of what was measured (`exact`: `text_digest` of its text, in records of
+    older forms; else `code_digest`), and facts by architecture."""
 
     digest: object
+    exact: bool
     facts: dict[str, dict[str, int]]
 
 
@@ -103,12 +107,15 @@ def is_recorded(text: str) -> bool:
 
 def read(text: str) -> dict[str, Recorded] | None:
     """The kernels of a resources.json, whatever is none of them left out; None where it is not one."""
-    kernels = (_content(text) or {}).get("kernels")
+    content = _content(text) or {}
+    kernels, form = content.get("kernels"), content.get("form")
     if not isinstance(kernels, dict):
         return None
+    exact = not isinstance(form, int) or form < _CODE
     return {
         name: Recorded(
             entry.get("digest"),
+            exact,
             {arch: _facts(facts) for arch, facts in entry.items() if isinstance(facts, dict)},
         )
         for name, entry in kernels.items()
@@ -127,17 +134,22 @@ def _facts(given: Mapping[str, object]) -> dict[str, int]:
 
 
 def record(
-    kernel_set: KernelSet,
+    loaded: LoadedSet,
+    files: Mapping[str, File],
+    prefix: str,
     images: list[Image],
-    digests: dict[str, str],
+    digests: Mapping[str, str],
     plans: Mapping[str, KernelPlan],
     sources: Mapping[str, str],
 ) -> str:
-    """The text of one set's resources.json; digests, plans and sources by unit name. Needs the SASS tools."""
+    """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. `files` are
+    all generated ones, below the output folder `prefix`. Needs the SASS tools."""
     from kvgen.bench.tiles import tile_of
-    from kvgen.cli.cycles_of import attends, kernel_of, recorded
+    from kvgen.cli.attention_cycles import attends, kernel_of, recorded
+    from kvgen.cli.candidates import compared, others
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
+    from kvgen.cycles.kernel import blocks_per_multiprocessor
 
     with ThreadPoolExecutor() as pool:
         listings = list(pool.map(lambda image: sass(image.data, cache=default_cache()), images))
@@ -147,18 +159,25 @@ def record(
         opcodes, plan = histogram(listing), plans[image.unit_name]
         cycles: dict[str, int] = {}
         if attends(plan):
-            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(kernel_set, plan))
-        kernel = kernels.setdefault(image.unit_name.partition("/")[2], {"digest": digests[image.unit_name]})
+            cycles = recorded(kernel_of(image, plan, sources[image.unit_name]), tile_of(plan.on(image.arch)))
+        name = image.unit_name.partition("/")[2]
+        kernel = kernels.setdefault(name, {"digest": digests[name]})
+        shared = image.resources.static_shared + plan.shared_on(image.arch)
         kernel[image.arch] = {
             "registers": image.resources.registers,
             "spills": image.resources.spill_stores + image.resources.spill_loads,
-            "shared": image.resources.static_shared + plan.shared_on(image.arch),
+            "shared": shared,
+            "blocks": blocks_per_multiprocessor(
+                image.arch, image.resources.registers, shared, plan.threads_on(image.arch)
+            ),
             "instructions": sum(opcodes.values()),
             **count_classes(opcodes),
             **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
-    return _text({"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels})
+    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
+    found = others(loaded, files, prefix)
+    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:
@@ -180,7 +199,7 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
         return "stale", "recorded by an older kvgen, in another form"
     if pin and content.get("nvrtc") != pin:
         return "stale", f"recorded under NVRTC {shown(content.get('nvrtc'))}; [tool.kvgen] pins {pin}"
-    expected = {u.name.partition("/")[2]: text_digest(u.text) for u in project.units[name]}
+    expected = project.digests[name]
     archs = {k.name: own for s in project.sets if s.kernels.name == name for k, own in kernel_files(s)}
     for kernel in sorted(expected.keys() | kernels.keys()):
         if kernel not in expected:
@@ -188,7 +207,7 @@ def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "e
         if kernel not in kernels:
             return "stale", f"{kernel} is not recorded"
         if kernels[kernel].digest != expected[kernel]:
-            return "stale", f"{kernel} was recorded for another text"
+            return "stale", f"{kernel} was recorded for other code"
     for kernel, entry in kernels.items():
         if entry.facts.keys() != set(archs[kernel]):
             got = named(", ".join(sorted(entry.facts))) or "nothing"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvgen.cli.progress import progress
 from kvgen.cli.project import Project
 from kvgen.cli.selection import Chosen
-from kvgen.codegen.emit import File, render_set
+from kvgen.codegen.emit import File, device_headers, render_set
 from kvgen.errors import SpecError, ToolError
 from kvgen.schema.loader import LoadedSet
 from kvgen.schema.shard import shard
@@ -75,4 +75,4 @@ def _files(project: Project, chosen: Sequence[Chosen]) -> dict[str, File]:
             if f"{item.name}/__init__.py" not in files:
                 files |= render_set(item.loaded)
             done()
-    return dict(sorted(files.items()))
+    return dict(sorted((files | device_headers(files)).items()))

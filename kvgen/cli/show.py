@@ -164,8 +164,8 @@ def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch
 
 
 def _show_plan(project: Project, as_json: bool) -> None:
-    from kvgen.cli.cuda_cores import on_cuda_cores
     from kvgen.cli.describe import describe, plan_text
+    from kvgen.cli.slow_kernels import on_cuda_cores
 
     described = [describe(item.loaded, item.ops) for item in project.chosen]
     slow = {found.kernel: found for found in on_cuda_cores(project)}

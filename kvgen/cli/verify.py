@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from kvgen.architectures import on_cpu
 from kvgen.cli.console import Selectors, at_least, broken, print_json, say
 from kvgen.cli.progress import Steps, progress
 from kvgen.files import named
@@ -166,7 +167,7 @@ def _set(its: Verified, quick: bool, seed: int, done: Steps) -> SetResult:
     from kvgen.verify.run import Verifier
 
     kernels = its.kernels
-    arch = next((a for a in reversed(kernels.arch) if a in ("sm_80", "sm_89", "sm_90a")), "")
+    arch = next(reversed(on_cpu(kernels.arch)), "")
     with its.package() as package:
         result = SetResult(its.name, arch or _NONE, *its.digest())
         verifier = Verifier(kernels, package, HostMemory(), seed, quick)

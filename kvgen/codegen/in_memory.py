@@ -8,12 +8,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from kvgen.codegen.emit import File, files_elsewhere, kernel_files, render_all, units_of
+from kvgen.architectures import Arch
+from kvgen.codegen.emit import File, files_elsewhere, kernel_files, launchers_of, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import archs_given, cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
 from kvgen.errors import SpecError
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import LoadedSet
 from kvgen.schema.shard import shard
 
@@ -55,7 +56,7 @@ def compile_ahead(
     shards: dict[str, tuple[str, int]] = {}
     for each, gpus in ((each, gpus) for each in kernels for gpus in tp):
         loaded, files = _rendered(each, name, arch, gpus)
-        launchers[loaded.kernels.name] = files[f"{loaded.kernels.name}/__init__.py"].text
+        launchers[loaded.kernels.name] = launchers_of(loaded.kernels.name, files)
         others |= files_elsewhere(loaded)
         if gpus != 1:
             shards[loaded.kernels.name] = (name or each.name, gpus)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.codegen.emit import render_all, units_of
 from kvgen.codegen.package import GENERATED, imported
 from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed
@@ -18,7 +19,7 @@ from kvgen.plan.entries import entries
 from kvgen.runtime.bound import Bound
 from kvgen.schema.arguments import Argument
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import LoadedSet
 
 _SIZE_LIMIT: Final = 1 << 24  # bytes of a file of CUDA
@@ -55,7 +56,7 @@ def compile_kernel(
     include_dirs: Sequence[str | os.PathLike[str]] = (),
     name: str | None = None,
     q_heads: int | None = None,
-    arch: Sequence[Arch] = ("sm_80", "sm_90a"),
+    arch: Sequence[Arch] = DEFAULT_ARCHS,
     threads: int = 128,
     shared: int = 0,
     writes: bool = False,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from kvgen.codegen.emit import File, write_file
+from kvgen.codegen.emit import File, launchers_of, write_file
 from kvgen.errors import ToolError
 from kvgen.files import named, reason
 from kvgen.runtime.module import run_launchers
@@ -39,7 +39,7 @@ def imported(folder: Path, name: str, files: tuple[File, ...]) -> ModuleType:
     except ToolError as error:
         raise ToolError(f"{error}; {_ELSEWHERE}") from error
     path = home / GENERATED / name / "__init__.py"
-    module = run_launchers(f"_kvgen_kernel_{key}", path, texts[f"{name}/__init__.py"])
+    module = run_launchers(f"_kvgen_kernel_{key}", path, launchers_of(name, {f.path: f for f in files}))
     module._MODULE.texts = texts
     return module
 

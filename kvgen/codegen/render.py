@@ -100,20 +100,21 @@ def _place(error: TemplateError, template: str) -> str:
     return found
 
 
-def render(template: str, context: object, *, given_scales: bool = False) -> str:
-    """The text of `template` over `context`. `given_scales`: scales of the set's cache are given by the caller."""
+def render(template: str, context: object, **more: bool | str) -> str:
+    """The text of `template` over `context` and `more`, variables of every kernel: `given_scales`, whether scales of the set's
+    cache are given by the caller, and `other_files`, the kernel's files for other architectures."""
     try:
-        return environment().get_template(template).render(variables(context), given_scales=given_scales)
+        return environment().get_template(template).render(variables(context), **more)
     except TemplateError as error:
         raise ToolError(f"{_place(error, template)}: {error}") from error
 
 
-def origins(template: str, context: object, text: str, *, given_scales: bool = False) -> tuple[str, ...]:
+def origins(template: str, context: object, text: str, **more: bool | str) -> tuple[str, ...]:
     """The `templates/file:line` behind each line of `text`, which `template` gave over `context`; "" where none wrote it.
 
     Renders once more, with marks in the text; raises ToolError where that differs from `text` in more than its marks.
     """
-    marked = environment(True).get_template(template).render(variables(context), given_scales=given_scales)
+    marked = environment(True).get_template(template).render(variables(context), **more)
     if _MARK.sub("", marked) != text:
         raise ToolError(f"templates/{template}: the marked rendering differs from the clean one")
     found, last = [], ""

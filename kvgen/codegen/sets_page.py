@@ -16,8 +16,8 @@ PATH: Final = "README.md"
 COMMENT: Final = ("<!--", " -->")  # how a line that is not shown begins and ends
 _HEAD: Final = """# Generated kernel sets
 
-One folder a set: `cache.cuh`, a `.cu` a kernel, typed launchers in `__init__.py`. `device/` is the library that they include.
-Change the spec, then run `kvgen build`.
+One folder a set: `cache.cuh`, a `.cu` a kernel, typed launchers in `__init__.py`, their parameters and grids in `_table.py`.
+`device/` is the library that kernels include. Change the spec, then run `kvgen build`.
 
 Heads are query heads / KV heads x elements of a KV head. A layout has its axes slowest first, a tensor before and after a slash.
 

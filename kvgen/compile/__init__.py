@@ -5,7 +5,9 @@ Importing this package loads nothing of `cuda.*`; the first compile does. Disass
 
 from __future__ import annotations
 
+from kvgen.architectures import ARCHS, Arch
 from kvgen.compile.aot import (
+    Launchers,
     Manifest,
     ManifestEntry,
     ManifestSet,
@@ -15,7 +17,8 @@ from kvgen.compile.aot import (
     read_launchers,
     write_folder,
 )
-from kvgen.compile.arch import ARCHS, Arch, archs_given, select_arch, supported_archs
+from kvgen.compile.arch import archs_given, select_arch, supported_archs
+from kvgen.compile.code_digest import code_digest
 from kvgen.compile.cubin_cache import Cache, CacheStats, default_cache
 from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
@@ -42,6 +45,7 @@ __all__ = [
     "Image",
     "Job",
     "Kind",
+    "Launchers",
     "Manifest",
     "ManifestEntry",
     "ManifestSet",
@@ -52,6 +56,7 @@ __all__ = [
     "UnitsError",
     "archs_given",
     "cache_folder",
+    "code_digest",
     "compile_many",
     "compile_unit",
     "default_cache",

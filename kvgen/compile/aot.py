@@ -1,9 +1,9 @@
 """Folders of kernels compiled ahead of time: `DIR/<set>/<kernel>.<arch>.cubin`, their launchers, and `DIR/manifest.json`.
 
 The manifest ties each cubin to the digest of the text it was compiled from, so a launcher generated from other text
-refuses it instead of running it. `DIR/<set>/launchers.py` is the set's generated module, for `kvgen.load` by name or digest; the
-set's digest covers it and the texts of all kernels. What the manifest says is data from outside: paths in it never leave the
-folder.
+refuses it instead of running it. `DIR/<set>/launchers.py` and `_table.py` are the set's generated package, for `kvgen.load`
+by name or digest; the set's digest covers them and the texts of all kernels. What the manifest says is data from outside:
+paths in it never leave the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.compile.program import Image
@@ -30,6 +30,7 @@ _SCHEMA: Final = 1
 _MANIFEST: Final = "manifest.json"
 _LOCK: Final = ".manifest.lock"
 _LAUNCHERS: Final = "launchers.py"
+_TABLE: Final = "_table.py"  # as launchers import it
 _MANIFEST_LIMIT: Final = 1 << 26  # bytes; an entry has half a KiB
 _CUBIN_LIMIT: Final = 1 << 28
 _LAUNCHERS_LIMIT: Final = 1 << 24
@@ -51,12 +52,20 @@ class ManifestEntry:
     resources: Resources
 
 
+class Launchers(NamedTuple):
+    """The Python texts of a generated package: its `__init__.py`, and the `_table.py` that it imports."""
+
+    text: str
+    table: str
+
+
 @dataclass(frozen=True)
 class ManifestSet:
-    """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `abi` is the runtime's that it was
-    generated for; `kernels` has the digest of every kernel's text, compiled or not; `digest` is of all of that. `elsewhere` has
-    the kernel that runs in a kernel's place, by architecture. `tp` is how many GPUs share the heads of the set called `whole`, of
-    which this set has one GPU's; 1 and "" of a set that is no shard."""
+    """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `table` and `table_sha256` are those
+    of the module with their machine data; `abi` is the runtime's that they were generated for; `kernels` has the digest of every
+    kernel's text, compiled or not; `digest` is of all of that. `elsewhere` has the kernel that runs in a kernel's place, by
+    architecture. `tp` is how many GPUs share the heads of the set called `whole`, of which this set has one GPU's; 1 and "" of a
+    set that is no shard."""
 
     set: str
     file: str
@@ -67,6 +76,8 @@ class ManifestSet:
     elsewhere: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     tp: int = 1
     whole: str = ""
+    table: str = ""
+    table_sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,36 +104,49 @@ def _mend(folder: Path) -> str:
     return f"`kvgen compile -o {named(folder)}` makes it anew"
 
 
-def set_digest(sha256: str, kernels: Mapping[str, str]) -> str:
-    """The digest of a set, 64 hexadecimal digits: of its launchers' `sha256` and of its kernels' texts by name."""
-    return hashlib.sha256(json.dumps([sha256, sorted(kernels.items())]).encode()).hexdigest()
+def set_digest(sha256: str, table_sha256: str, kernels: Mapping[str, str]) -> str:
+    """The digest of a set, 64 hexadecimal digits: of the digests of its launchers and their table, and of its kernels' texts by
+    name."""
+    return hashlib.sha256(json.dumps([sha256, table_sha256, sorted(kernels.items())]).encode()).hexdigest()
 
 
 def _set_of(
     name: str,
-    launchers: str,
+    launchers: Launchers,
     digests: Mapping[str, str],
     elsewhere: Mapping[str, Mapping[str, str]],
     shards: Mapping[str, tuple[str, int]],
 ) -> ManifestSet:
-    sha256 = hashlib.sha256(launchers.encode()).hexdigest()
+    sha256, table_sha256 = (hashlib.sha256(text.encode()).hexdigest() for text in launchers)
     own = f"{name}/"
     kernels = {unit.removeprefix(own): digest for unit, digest in digests.items() if unit.startswith(own)}
     others = {unit.removeprefix(own): dict(by_arch) for unit, by_arch in elsewhere.items() if unit.startswith(own)}
     whole, tp = shards.get(name, ("", 1))
-    return ManifestSet(name, f"{own}{_LAUNCHERS}", set_digest(sha256, kernels), sha256, ABI, kernels, others, tp, whole)
+    return ManifestSet(
+        set=name,
+        file=f"{own}{_LAUNCHERS}",
+        digest=set_digest(sha256, table_sha256, kernels),
+        sha256=sha256,
+        abi=ABI,
+        kernels=kernels,
+        elsewhere=others,
+        tp=tp,
+        whole=whole,
+        table=f"{own}{_TABLE}",
+        table_sha256=table_sha256,
+    )
 
 
 def write_folder(
     folder: Path,
     images: Iterable[Image],
     digests: Mapping[str, str],
-    launchers: Mapping[str, str] | None = None,
+    launchers: Mapping[str, Launchers] | None = None,
     elsewhere: Mapping[str, Mapping[str, str]] | None = None,
     shards: Mapping[str, tuple[str, int]] | None = None,
 ) -> Manifest:
     """Write cubins, launchers and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>"), and
-    `launchers` the text of a set's generated module by the set's name: its kernels must all be in `digests`. `elsewhere` has of
+    `launchers` the texts of a set's generated package by the set's name: its kernels must all be in `digests`. `elsewhere` has of
     a unit, by architecture, the kernel in its place; `shards` of a set that is one GPU's part of another its name and how many
     GPUs share it.
 
@@ -158,7 +182,8 @@ def write_folder(
     sets = {
         name: _set_of(name, text, digests, elsewhere or {}, shards or {}) for name, text in (launchers or {}).items()
     }
-    data |= {sets[name].file: text.encode() for name, text in (launchers or {}).items()}
+    for name, texts in (launchers or {}).items():
+        data |= {sets[name].file: texts.text.encode(), sets[name].table: texts.table.encode()}
     with locked(folder, _LOCK):  # from the old manifest to the new one: no other process's sets get lost
         return _replace_sets(folder, entries, sets, data)
 
@@ -179,7 +204,7 @@ def _replace_sets(
         if before.set not in replaced:
             sets[before.set] = before
         elif before.set not in sets:
-            dropped.append(before.file)
+            dropped += [file for file in (before.file, before.table) if file]
     manifest = Manifest(
         folder, tuple(entries[file] for file in sorted(entries)), tuple(sets[name] for name in sorted(sets))
     )
@@ -215,11 +240,17 @@ def _texts(fields: Any, names: Iterable[str]) -> dict[str, str]:
             raise TypeError(f"{name}: got {shown(value)}; it must be a string")
         if not value.isprintable():
             raise ValueError(f"{name}: got {shown(value)}; it must be one line of text")
-    file = texts.get("file", "file")
+    for name in ("file", "table"):
+        if name in texts:
+            _stays_inside(name, texts[name])
+    return texts
+
+
+def _stays_inside(name: str, file: str) -> None:
+    """Raises ValueError for the path of a file outside the folder."""
     path = PurePosixPath(file)
     if path.is_absolute() or not path.parts or ".." in path.parts or re.search(r"[\\:]", file):
-        raise ValueError(f"file: got {shown(file)}; it must stay inside the folder")
-    return texts
+        raise ValueError(f"{name}: got {shown(file)}; it must stay inside the folder")
 
 
 def _entry_from(fields: Any) -> ManifestEntry:
@@ -230,7 +261,8 @@ def _entry_from(fields: Any) -> ManifestEntry:
 
 def _set_from(fields: Any) -> ManifestSet:
     """Raises KeyError, TypeError or ValueError for anything but a well-formed set."""
-    texts = _texts(fields, ("set", "file", "digest", "sha256"))
+    tabled = ("table", "table_sha256") if "table" in fields else ()  # which older folders lack
+    texts = _texts(fields, ("set", "file", "digest", "sha256", *tabled))
     abi, kernels, tp = fields["abi"], fields["kernels"], fields.get("tp", 1)  # which older folders lack
     for name, number in (("abi", abi), ("tp", tp)):
         if isinstance(number, bool) or not isinstance(number, int):
@@ -295,19 +327,22 @@ def find(manifest: Manifest, set_name: str, kernel: str, arch: str, digest: str)
     return data
 
 
-def read_launchers(manifest: Manifest, each: ManifestSet) -> str:
-    """The text of a set's launchers. Raises ToolError where the file, or what the manifest says of the set, is not what was
+def read_launchers(manifest: Manifest, each: ManifestSet) -> Launchers:
+    """The texts of a set's launchers. Raises ToolError where a file, or what the manifest says of the set, is not what was
     written."""
     folder = manifest.folder
-    if set_digest(each.sha256, each.kernels) != each.digest:
+    if set_digest(each.sha256, each.table_sha256, each.kernels) != each.digest:
         raise ToolError(
             f"{named(folder / _MANIFEST)}: {each.set} has digest {shown(each.digest)}, which is not that of its launchers and "
             f"kernels; {_mend(folder)}"
         )
-    data = _read(folder, each.file, _LAUNCHERS_LIMIT)
-    if hashlib.sha256(data).hexdigest() != each.sha256:
-        raise ToolError(f"{named(folder / each.file)}: its bytes are not those that were written; {_mend(folder)}")
-    return data.decode()
+    texts = []
+    for file, sha256 in ((each.file, each.sha256), (each.table, each.table_sha256)):
+        data = _read(folder, file, _LAUNCHERS_LIMIT)
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ToolError(f"{named(folder / file)}: its bytes are not those that were written; {_mend(folder)}")
+        texts.append(data.decode())
+    return Launchers(*texts)
 
 
 def _read(folder: Path, file: str, limit: int) -> bytes:

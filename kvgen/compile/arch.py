@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal, get_args
 
+from kvgen.architectures import ARCHITECTURES, ARCHS, candidates_for
 from kvgen.compile import nvrtc
 from kvgen.errors import CompileError, DeviceError, SpecError
-
-Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
-ARCHS: Final[tuple[str, ...]] = get_args(Arch)
-
-# Target -> compute capability it runs on (major, minor; None: every minor). The order is the order of preference:
-# a target made for one minor version comes before the one that covers its whole major version.
-_RUNS_ON: Final[dict[str, tuple[int, int | None]]] = {
-    "sm_120f": (12, None),
-    "sm_100f": (10, None),
-    "sm_90a": (9, 0),
-    "sm_89": (8, 9),
-    "sm_80": (8, None),
-}
 
 
 def check_arch(arch: str) -> None:
@@ -46,10 +33,10 @@ def supported_archs() -> list[str]:
     """The targets of ARCHS that the installed NVRTC can compile for; ToolError without NVRTC."""
     known = nvrtc.supported_numbers()
     family_targets = nvrtc.nvrtc_version() >= (12, 9)  # the `f` suffix came with 12.9; the list of numbers hides it
-    found = []
-    for arch in ARCHS:
+    found: list[str] = []
+    for arch, target in ARCHITECTURES.items():
         number = int(re.sub(r"\D", "", arch))
-        if number in known and (family_targets or not arch.endswith("f")):
+        if number in known and (family_targets or not target.family):
             found.append(arch)
     return found
 
@@ -63,7 +50,7 @@ def select_arch(compute_capability: tuple[int, int], available: Sequence[str]) -
     for arch in available:
         check_arch(arch)
     major, minor = compute_capability
-    fitting = [arch for arch, (m, n) in _RUNS_ON.items() if m == major and n in (None, minor)]
+    fitting = candidates_for(major, minor)
     for arch in fitting:
         if arch in available:
             return arch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from pathlib import PurePosixPath
@@ -55,8 +54,3 @@ def flatten(path: str, read: Callable[[str], str]) -> str:
         return out
 
     return "\n".join(lines_of(path)) + "\n"
-
-
-def digest(text: str) -> str:
-    """sha256 of a flattened text, in hex: what resources.json and the AOT manifest compare."""
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, cast
 
+from kvgen.architectures import AMPERE, ARCHITECTURES, HOPPER
+
 # Of the rest, which are cycles and microseconds, less is.
 _MORE_IS_BETTER: Final = frozenset(
     ("clock_memory", "clock_tensor", "bandwidth", "reachable", "shared_bytes", "mio_queue", "multiprocessors")
@@ -198,7 +200,7 @@ _HOPPER: Final[Mapping[str, Parameter]] = MappingProxyType(
 
 def _hopper(name: str, bandwidth: float, reachable: Parameter, **other: Parameter) -> Device:
     peak = _exact(bandwidth, "GB/s", "of the data sheet")
-    return Device(name=name, arch="sm_90a", bandwidth=peak, reachable=reachable, **{**_HOPPER, **other})
+    return Device(name=name, arch=HOPPER, bandwidth=peak, reachable=reachable, **{**_HOPPER, **other})
 
 
 DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
@@ -208,7 +210,7 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
         "H800": _hopper("H800", 3352, _p(3050, 2900, 3150, "GB/s", _READS, "assumed: 91 % of peak")),
         "A100": Device(
             name="A100",
-            arch="sm_80",
+            arch=AMPERE,
             **{
                 **_CORE,
                 "multiprocessors": _exact(108, "", "multiprocessors"),
@@ -232,4 +234,6 @@ DEVICES: Final[Mapping[str, Device]] = MappingProxyType(
 )  # fmt: skip
 
 # By whose table the trips of resources.json are counted: never by figures measured on the machine at hand.
-REFERENCE: Final[Mapping[str, str]] = MappingProxyType({"sm_90a": "H200", "sm_80": "A100"})
+REFERENCE: Final[Mapping[str, str]] = MappingProxyType(
+    {a.name: a.reference for a in ARCHITECTURES.values() if a.reference}
+)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from kvgen.architectures import BLOCK_CHARGE, REGISTERS, architecture
 from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, floating_operations, replay, tensor_cycles
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
@@ -15,9 +16,6 @@ from kvgen.cycles.flow import Loop, blocks
 from kvgen.cycles.roles import in_turns, producer_of, taking_turns, widening
 from kvgen.cycles.words import Word
 
-# Of a multiprocessor: shared memory for blocks in KB, of which each block is charged one more; threads; 65,536 registers.
-_SHARED: Final = {"sm_80": 164, "sm_89": 100, "sm_90a": 228, "sm_100f": 228, "sm_120f": 100}
-_THREADS: Final = {"sm_89": 1536, "sm_120f": 1536}
 # Whose roles and mbarriers the text does not tell.
 _ACROSS_WARPS: Final = ("SYNCS", "UTMALDG", "UBLKCP")
 _LANES: Final = 32
@@ -28,9 +26,9 @@ SKEWS: Final = (0, 61, 127, 251, 389, 523)
 def blocks_per_multiprocessor(arch: str, registers: int, shared: int, threads: int) -> int:
     """How many blocks a multiprocessor of this architecture holds at once; `shared` in bytes, static and dynamic."""
     warps = -(-threads // 32)
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
-    by_shared = _SHARED[arch] * 1024 // (shared + 1024)
-    return min(by_registers, by_shared, _THREADS.get(arch, 2048) // (32 * warps))
+    by_registers = REGISTERS // (-(-registers * 32 // 256) * 256) // 4 * 4 // warps
+    by_shared = architecture(arch).shared // (shared + BLOCK_CHARGE)
+    return min(by_registers, by_shared, architecture(arch).threads // (32 * warps))
 
 
 @dataclass(frozen=True)

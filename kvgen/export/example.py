@@ -109,7 +109,7 @@ def example_context(
     launches, skipped = [], []
     names = {str(n) for spec in specs.values() for n in _open(spec)}
     for op in chosen:
-        split = op.split_plan(kernels)
+        split = plans[op.name][0].split
         for plan in reversed(plans[op.name]):
             if any(isinstance(p, TensorMap) for p in plan.params) or not all(c.fillings for c in caches):
                 skipped.append(plan.name)
@@ -126,7 +126,7 @@ def example_context(
         planned=tuple(
             Planned(op.name, title(op.name), bool(split.chunk_tokens))
             for op in chosen
-            if (split := op.split_plan(kernels)) is not None
+            if (split := plans[op.name][0].split) is not None
         ),
         launches=tuple(launches),
         skipped=tuple(skipped),

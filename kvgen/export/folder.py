@@ -102,7 +102,7 @@ def export_files(
 
 def _facts(context: HeaderContext, files: tuple[str, ...]) -> SetFacts:
     first = context.kernels[0]
-    others = {(k.name, f.arch): f.name for k in context.kernels for f in k.elsewhere}
+    others = {(k.name, f.arch): f.name for k in context.kernels for f in k.file_by_arch}
     return SetFacts(
         name=context.set,
         archs=tuple(
@@ -118,7 +118,7 @@ def _facts(context: HeaderContext, files: tuple[str, ...]) -> SetFacts:
 
 
 def _files(kernel: KernelContext) -> str:
-    return ", ".join((f"`{kernel.name}`", *(f"`{f.name}` on {f.arch}" for f in kernel.elsewhere)))
+    return ", ".join((f"`{kernel.name}`", *(f"`{f.name}` on {f.arch}" for f in kernel.file_by_arch)))
 
 
 def _threads(kernel: KernelContext) -> str:
@@ -126,8 +126,7 @@ def _threads(kernel: KernelContext) -> str:
 
 
 def _shared(kernel: KernelContext) -> str:
-    by_arch = ", ".join(f"{s.bytes} on {s.arch}" for s in kernel.shared_by_arch)
-    return by_arch or str(kernel.shared)
+    return ", ".join((str(kernel.shared), *(f"{s.bytes} on {s.arch}" for s in kernel.shared_by_arch)))
 
 
 def _with_banner(path: str, source: str, text: str) -> bytes:

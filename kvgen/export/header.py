@@ -44,11 +44,22 @@ class ArchThreads:
 
 
 @dataclass(frozen=True)
-class ArchBlocks:
-    """An architecture on which a launch has a block for so many SM parts of its workspace, and no more."""
+class ArchGrid:
+    """The rules of a launch's grid on an architecture."""
 
     arch: str
-    parts: int
+    grid: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ArchSplit:
+    """How a workspace is divided on an architecture."""
+
+    arch: str
+    columns: int
+    blocks_per_sm: int
+    partial_bytes: int
+    tiles_a_row: int
 
 
 @dataclass(frozen=True)
@@ -61,10 +72,10 @@ class ArchFile:
 
 @dataclass(frozen=True)
 class KernelContext:
-    """A kernel: `name` is its launch function and its file, but for the architectures of `elsewhere`; `title` begins the names
+    """A kernel: `name` is its launch function and its file, but for the architectures of `file_by_arch`; `title` begins the names
     of its types.
 
-    `grid` has three rules over `sizes`. `shared` are bytes of dynamic shared memory, `shared_by_arch` those of architectures
+    `grid` has three rules over `sizes`, `shared` are bytes of dynamic shared memory; `..._by_arch` have those of architectures
     that differ. `checked` are the members that problem() looks at; `workspace`: it takes one.
     """
 
@@ -79,8 +90,8 @@ class KernelContext:
     shared: int
     shared_by_arch: tuple[ArchShared, ...]
     threads_by_arch: tuple[ArchThreads, ...]
-    blocks_by_arch: tuple[ArchBlocks, ...]
-    elsewhere: tuple[ArchFile, ...]
+    grid_by_arch: tuple[ArchGrid, ...]
+    file_by_arch: tuple[ArchFile, ...]
     checked: tuple[Member, ...]
     workspace: bool
 
@@ -101,6 +112,7 @@ class WorkspaceContext:
     tiles_a_row: int
     header: int
     chunk: int
+    by_arch: tuple[ArchSplit, ...]
 
 
 @dataclass(frozen=True)
@@ -150,21 +162,22 @@ def header_context(
         caches=tuple(caches),
         kernels=tuple(found),
         workspaces=tuple(
-            _workspace(op, split, plans[op.name]) for op in chosen if (split := op.split_plan(kernels)) is not None
+            _workspace(op, split, plans[op.name]) for op in chosen if (split := plans[op.name][0].split) is not None
         ),
     )
 
 
 def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Struct]) -> KernelContext:
-    where, split = f"{kernels.name}/{plan.name}", op.split_plan(kernels)
+    where, planned = f"{kernels.name}/{plan.name}", any(p.name == "workspace" for p in plan.params)
     params = (OtherCache("cache", "Cache"), *plan.params)
     docs = [LAYER_0 if plan.all_layers else LAYER, *(described(p, plan.params) for p in plan.params)]
     struct = struct_of(params, docs, where, others=structs)
-    names = sorted({name for rule in plan.grid for name in variables(rule)})
+    grids = [plan.grid, *plan.differing("grid").values()]
+    names = sorted({name for grid in grids for rule in grid for name in variables(rule)})
     sizes = tuple(SizeContext(identifier(n, where, "size"), *_member(n, plan, structs["Cache"], where)) for n in names)
     x, y, z = (cpp(rule) for rule in plan.grid)
     doc = op.description
-    if plan.name != op.name and op.split_plan(kernels) is not None:
+    if plan.name != op.name and planned:
         doc = f"Plans a step in the workspace of {op.name}(): launched before it on the same stream, once a step for all layers."
     elif plan.name != op.name:
         doc, asked = STEPS[plan.name.removeprefix(f"{op.name}_")]
@@ -179,14 +192,14 @@ def _kernel(kernels: KernelSet, op: Op, plan: KernelPlan, structs: dict[str, Str
         sizes=sizes,
         threads=plan.threads,
         shared=plan.shared,
-        shared_by_arch=tuple(
-            ArchShared(a, plan.shared_on(a)) for a in kernels.arch if plan.shared_on(a) != plan.shared
+        shared_by_arch=tuple(ArchShared(a, n) for a, n in plan.differing("shared").items()),
+        threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.differing("threads").items()),
+        grid_by_arch=tuple(
+            ArchGrid(a, tuple(cpp(rule) for rule in grid)) for a, grid in plan.differing("grid").items()
         ),
-        threads_by_arch=tuple(ArchThreads(a, n) for a, n in plan.threads_by_arch),
-        blocks_by_arch=tuple(ArchBlocks(a, split.blocks_per_sm // n) for a, n in plan.blocks_by_arch if split),
-        elsewhere=tuple(ArchFile(arch, other.name) for arch, other in plan.elsewhere),
+        file_by_arch=tuple(ArchFile(a, name) for a, name in plan.differing("name").items()),
         checked=tuple(m for m in struct.members if m.pointer or m.unit > 1),
-        workspace=any(p.name == "workspace" for p in plan.params) and split is not None,
+        workspace=planned,
     )
 
 
@@ -217,4 +230,8 @@ def _workspace(op: Op, split: SplitPlan, plans: tuple[KernelPlan, ...]) -> Works
         **asdict(split),
         header=HEADER,
         chunk=KV_CHUNK,
+        by_arch=tuple(
+            ArchSplit(a, s.columns, s.blocks_per_sm, s.partial_bytes, s.tiles_a_row)
+            for a, s in plans[0].differing("split").items()
+        ),
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kvgen.layout.regions import Region
 from kvgen.layout.storage import Base, PoolTensor, Segment
 from kvgen.lowering.cache_header import row_of
 from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.cache import Cache
+
+LINE: Final = 130  # columns of generated Python
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,16 @@ class ArgumentContext:
         return f"{self.type} | None" if self.optional else self.type
 
     @property
+    def typed(self) -> str:
+        """The argument in a signature."""
+        return f"{self.name}: {self.type}"
+
+    @property
+    def or_none(self) -> str:
+        """The argument in a signature whose calls may leave it out."""
+        return f"{self.name}: {self.type} | None = None"
+
+    @property
     def pass_on(self) -> str:
         """The argument as a method hands it to another one."""
         return f"{self.name}={self.name}" if self.optional else self.name
@@ -36,6 +49,22 @@ def tuple_text(items: tuple[object, ...]) -> str:
     """A tuple of strings and numbers, as Python."""
     inner = ", ".join(f'"{i}"' if isinstance(i, str) else repr(i) for i in items)
     return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+
+def filled(items: Iterable[str], indent: int) -> tuple[str, ...]:
+    """Items of a tuple or a signature in lines of at most 130 columns, `indent` counted; a longer item has a line of its own."""
+    lines: list[str] = []
+    for item in items:
+        if lines and indent + len(lines[-1]) + len(item) + 2 <= LINE:
+            lines[-1] += f" {item},"
+        else:
+            lines.append(f"{item},")
+    return tuple(lines)
+
+
+def values_first(cache: AnyCache) -> list[PoolTensor]:
+    """The cache's tensors as calls bring them: those of values, then those of scales."""
+    return sorted(cache.storage.tensors, key=lambda t: not t.holds_values)
 
 
 def _behind(cache: Cache, tensor: PoolTensor) -> tuple[str, tuple[str | None, ...]]:
@@ -67,9 +96,9 @@ def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
     swizzled = ", swizzled=True" if _is_swizzled(cache, held) else ""
     aligned = f", page_align={tensor.page_align}" if tensor.page_align > 1 else ""
     return (
-        f'Tensor("{tensor.name}", {kinds}, {tuple_text(held)}, axes={tuple_text(tensor.axes)}, shape={tuple_text(tensor.shape)}, '
-        f"strides={tuple_text(tensor.strides)}, align={tensor.align}, fields={tuple_text(fields)}{named}{writes}{own}{swizzled}"
-        f"{aligned})"
+        f'rt.Tensor("{tensor.name}", {kinds}, {tuple_text(held)}, axes={tuple_text(tensor.axes)}, '
+        f"shape={tuple_text(tensor.shape)}, strides={tuple_text(tensor.strides)}, align={tensor.align}, "
+        f"fields={tuple_text(fields)}{named}{writes}{own}{swizzled}{aligned})"
     )
 
 
@@ -83,7 +112,7 @@ def state_tensor_text(cache: AnyCache, tensor: PoolTensor) -> str:
     """A pool of states, as Python; u8 is what it is, no field of the spec."""
     held = tuple(b.name for b in cache.storage.bases if b.tensor == tensor.name)
     return (
-        f'Tensor("{tensor.name}", "{tensor.dtypes[0]}", {tuple_text(held)}, axes={tuple_text(tensor.axes)}, '
+        f'rt.Tensor("{tensor.name}", "{tensor.dtypes[0]}", {tuple_text(held)}, axes={tuple_text(tensor.axes)}, '
         f"shape={tuple_text(tensor.shape)}, strides={tuple_text(tensor.strides)}, align={tensor.align}, "
         f'fields={tuple_text(tensor.fields)}, field="")'
     )
@@ -108,8 +137,9 @@ def _places(region: Region, base: Base, heads: int, dims: int) -> str:
     packing = (f", codes={codes}" if codes > 1 else "") + (f", units={units}" if units > 1 else "")
     packing += ", strided=True" if region.strided else ""
     return (
-        f'RoleStrides("{base.name}", "{kind.held_as}", heads={heads}, dim={dims * units // codes}, offset={region.byte_offset}, '
-        f"token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, row={row}{packing})"
+        f'rt.RoleStrides("{base.name}", "{kind.held_as}", heads={heads}, dim={dims * units // codes}, '
+        f"offset={region.byte_offset}, token_stride={strides[0]}, head_stride={strides[1]}, dim_stride={strides[2]}, "
+        f"row={row}{packing})"
     )
 
 
@@ -130,7 +160,7 @@ def role_text(cache: Cache, name: str, parts: tuple[Segment, ...]) -> str:
             dims = scales.groups * (1 + scales.zero)
             words.append(f"scales={_places(scales.region, storage.base(scales.base), scales.heads, dims)}")
         words += [f"granularity={scales.block[2]}", f'scale_dtype="{scales.dtype.name}"']
-    return f"Role({', '.join(words)})"
+    return f"rt.Role({', '.join(words)})"
 
 
 def pool_argument(cache: AnyCache, tensor: PoolTensor) -> ArgumentContext:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib.resources import files
 from typing import Any, NoReturn
 
+from kvgen.architectures import DEFAULT_ARCHS
 from kvgen.errors import ConfigError, SpecError
 from kvgen.json_file import shown
 from kvgen.models.compressed_text import compressed_source
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 EXAMPLE = "llama_3_1_8b.json"
-DEFAULT_ARCH = ("sm_80", "sm_90a")
 
 # What a reader of an unknown architecture would need at least; `head_dim` may come from `hidden_size`.
 _GENERIC = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
@@ -85,7 +85,7 @@ def spec_text(
     config: Mapping[str, Any],
     *,
     source: str,
-    arch: Sequence[str] = DEFAULT_ARCH,
+    arch: Sequence[str] = DEFAULT_ARCHS,
     kv_dtype: str = AUTO,
     serving: Serving = DEFAULT,
     architecture: str | None = None,
@@ -120,13 +120,13 @@ def spec_text(
     how = {} if compressed else stored_by_kind((whole, _text(whole)), found, kv_dtype, quantization)
     options = [f"--kv-dtype {kv_dtype}"] if kv_dtype != AUTO else []
     options += [*serving.options, *([f"--as {architecture}"] if architecture else [])]
-    options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCH else []
+    options += [f"--arch {','.join(arch)}"] if tuple(arch) != DEFAULT_ARCHS else []
     said: dict[str, Any] = {"source": source, "options": options, "arch": arch, "name": name or _name(found)}
     try:
         text = compressed_source(found, serving, **said) if compressed else spec_source(found, how, serving, **said)
     except SpecError as error:
         raise ConfigError(str(error).replace("\n", "; ")) from None
-    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCH or found.model.kinds or _new(found):
+    if serving != DEFAULT or tuple(arch) != DEFAULT_ARCHS or found.model.kinds or _new(found):
         _check(text)
     return text
 

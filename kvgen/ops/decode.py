@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.expr.nodes import const, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import mma, simt
+from kvgen.lowering.attention import decode_mma, decode_simt
+from kvgen.lowering.attention.choose import Choice, choose, fitting, kernel_plans
+from kvgen.lowering.attention.decode_problem import DecodeProblem
 from kvgen.lowering.attention.listed_pages import LIST_SIZES, check_listed, page_lists
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments, check_rate
+from kvgen.lowering.attention.problem import AttentionCall, Candidate
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
     Q_SCALE,
     SIZES,
     WORKSPACE,
-    Attended,
     Split,
     check_cross,
     most_seen,
     new_in_length,
-    partial_bytes,
-    plan_digest,
-    planner,
     row_offsets,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
@@ -33,7 +30,6 @@ from kvgen.lowering.partners import check_window
 from kvgen.ops.base import specified
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.schema.mask import TREE_ROWS, Mask
 from kvgen.schema.score import Score
@@ -41,6 +37,7 @@ from kvgen.schema.tables import IndexName
 
 MOST_ROWS: Final = 128
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
+CANDIDATES: Final[tuple[Candidate[DecodeProblem], ...]] = (decode_mma, decode_simt)
 
 
 class Decode(Op):
@@ -74,6 +71,7 @@ class Decode(Op):
     """
 
     kind: ClassVar[str] = "decode"
+    by_arch: ClassVar[bool] = True
     ragged: ClassVar[bool] = True
     at_rates: ClassVar[bool] = True
     rows: int = 1
@@ -185,15 +183,11 @@ class Decode(Op):
         check_window(self, "mask.window", self.mask.window, kernels)
         check_window(self, "mask.chunk", self.mask.chunk, kernels)
         if self.score is not None:
-            check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32"), 1), kernels)
-
-    def _tensor(self, kernels: KernelSet) -> mma.Shape | None:
-        """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
-        return None if self._hindrance(kernels) else mma.shape(kernels, self.rows, self._asks, self._lists)
+            check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
     @property
-    def _asks(self) -> bool:
-        """Whether the kernel asks about scores one by one."""
+    def _elementwise(self) -> bool:
+        """Whether the kernel looks at scores one by one."""
         return self.score is not None or self.mask.tree is not None
 
     @property
@@ -201,43 +195,37 @@ class Decode(Op):
         """Whether each kv head has pages of its own."""
         return self.pages == "per_head"
 
-    def _hindrance(self, kernels: KernelSet) -> str:
-        return mma.hindrance(kernels, self.rows, self._asks, self._lists)
+    def choices(self, kernels: KernelSet) -> dict[str, Choice]:
+        """The kernel of each of the set's architectures, and why earlier candidates do not take it."""
+        return choose(CANDIDATES, self.problem(kernels), kernels.arch)
 
-    def walk(self, kernels: KernelSet) -> tuple[str, str]:
-        """("tensor cores" or "CUDA cores", why) of this set's kernel."""
-        why = self._hindrance(kernels)
-        return ("CUDA cores", why) if why else ("tensor cores", "16-bit operands, keys on M")
+    def candidates(self, kernels: KernelSet, arch: str) -> dict[str, KernelPlan]:
+        """Every kernel that fits on an architecture, for it alone, by its name; the chosen one first."""
+        problem = self.problem(kernels)
+        found = fitting(CANDIDATES, problem, arch)
+        return {choice.name: kernel_plans(problem, {arch: choice})[0] for choice in found}
 
     def softmax_scale(self, kernels: KernelSet) -> float:
         """Factor of q . k: `scale`, else the model's, else head_dim ** -0.5."""
         return softmax_scale(self.name, self.scale, kernels)
 
-    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+    def problem(self, kernels: KernelSet) -> DecodeProblem:
+        """The call as kernels see it."""
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
-        scale = self.softmax_scale(kernels)
-        tensor = self._tensor(kernels)
-        shape = tensor or simt.shape(kernels, self.rows)
-        params = self._params(kernels, index, out, shape.align)
-        digest = plan_digest(kernels, self.name, self.split_plan(kernels), attend, self.rows, shape.tile, self.cross)
-        d = Attended(
+        call = AttentionCall(
             entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
+            params=(),
             attend=attend,
             elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
-            factored=shape.factored,
             kv_heads=cache.kv_heads,
             group=kernels.group,
             rows=self.rows,
-            tiles=shape.tiles,
             v_size=cache.v_dim,
-            vec=math.gcd(4, cache.v_dim),
             planned=self.split != "none",
-            plan_digest=digest,
             sinks=self.sinks is not None,
             new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
@@ -245,48 +233,27 @@ class Decode(Op):
             lse_base_two=self.lse_base == "2",
             q_scaled=self.q_dtype is not None,
             out_scaled=out.name == "e4m3",
-            heads=shape.heads,
             lists=self._lists,
         )
-        columns = d.column_blocks
-        grid = ((var("num_sm_parts") if d.planned else var("T")) * columns, const(1), const(1))
-        shared: tuple[tuple[str, int], ...] = ()
-        if isinstance(shape, mma.Shape):
-            context: object = mma.tensor_context(kernels, d, scale, shape)
-            template, shared = "ops/decode.cu.j2", tuple((a, shape.shared(a)) for a in kernels.arch)
-        else:
-            context, template = simt.simt_context(kernels, d, scale, shape), "ops/decode_simt.cu.j2"
-        kernel = KernelPlan(self.name, d.entry, template, context, params, grid, shape.threads, shared_by_arch=shared)
-        if not d.planned:
-            return (kernel,)
-        return kernel, planner(
-            kernels,
-            self.name,
-            attend=attend,
-            rows=self.rows,
-            tile=shape.tile,
-            chunk_tokens=self.chunk if self.split == "invariant" else 0,
-            columns=columns,
+        return DecodeProblem(
+            name=self.name,
+            kernels=kernels,
+            call=call,
+            params=self._params(kernels, index, out),
+            scale=self.softmax_scale(kernels),
+            elementwise=self._elementwise,
+            split=self.split,
+            chunk=self.chunk if self.split == "invariant" else 0,
+            max_seen=most_seen(kernels, self.rows, self.mask),
             index=index.name,
-            digest=digest,
             cross=self.cross,
         )
 
-    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
-        """What its workspace is made of; None without one."""
-        if self.split == "none":
-            return None
-        shape = self._tensor(kernels) or simt.shape(kernels, self.rows)
-        columns = kernels.kv.kv_heads // shape.heads * shape.tiles
-        return SplitPlan(
-            columns=columns,
-            blocks_per_sm=shape.blocks_per_sm,
-            partial_bytes=columns * partial_bytes(shape.cols, kernels.kv.v_dim),
-            chunk_tokens=self.chunk if self.split == "invariant" else 0,
-            max_seen=most_seen(kernels, self.rows, self.mask),
-        )
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        problem = self.problem(kernels)
+        return kernel_plans(problem, choose(CANDIDATES, problem, kernels.arch))
 
-    def _params(self, kernels: KernelSet, index: DType, out: DType, align: int) -> tuple[Param, ...]:
+    def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
         cache = kernels.kv
         elem = dtype(self.q_dtype or cache.dtype)
@@ -303,7 +270,6 @@ class Decode(Op):
                 "q",
                 elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
-                align=align * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="q_dtype" if self.q_dtype else "dtype",
@@ -314,7 +280,6 @@ class Decode(Op):
                 out.name,
                 ("T", kernels.q_heads, cache.v_dim),
                 access="out",
-                align=align * out.bytes,
                 strided=True,
                 doc="attention output",
                 field="out_dtype" if self.out_dtype else "dtype",

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from kvgen.expr.nodes import ceil_div, const, maximum, minimum, var
 from kvgen.layout.dtypes import DType, dtype
-from kvgen.lowering.attention import extend, extend_simt, extend_wgmma, row_rule
+from kvgen.lowering.attention import extend_mma, extend_simt, extend_sm90, row_rule
+from kvgen.lowering.attention.choose import Choice, choose, fitting, kernel_plans
+from kvgen.lowering.attention.extend_problem import ExtendProblem
 from kvgen.lowering.attention.masks_scores import attention_context, check_arguments
+from kvgen.lowering.attention.problem import AttentionCall, Candidate
 from kvgen.lowering.attention.split_kv import (
     OUT_SCALE,
     Q_SCALE,
     SIZES,
     WORKSPACE,
-    Attended,
     check_cross,
     new_in_length,
-    plan_digest,
 )
 from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.model_facts import Attention, check_attention, softmax_scale
@@ -28,13 +27,13 @@ from kvgen.ops.base import specified
 from kvgen.ops.decode import Decode
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
-from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.schema.mask import Mask
 from kvgen.schema.score import Score
 from kvgen.schema.tables import IndexName
 
 OutName = Literal["f16", "bf16", "f32", "e4m3"]
+CANDIDATES: Final[tuple[Candidate[ExtendProblem], ...]] = (extend_sm90, extend_mma, extend_simt)
 
 # What an extend and a decode over the same tokens may have of their own.
 _OWN: Final = frozenset(("name", "rows", "split", "chunk", "index_dtype"))
@@ -68,6 +67,7 @@ class Extend(Op):
     """
 
     kind: ClassVar[str] = "extend"
+    by_arch: ClassVar[bool] = True
     ragged: ClassVar[bool] = True
     scale: float | None = None
     """Factor of q . k. None: the set's `model` says; without one head_dim ** -0.5."""
@@ -144,41 +144,15 @@ class Extend(Op):
         if self.score is not None:
             check_arguments(self.name, self._params(kernels, dtype("u32"), dtype("f32")), kernels)
 
-    def _tensor(self, kernels: KernelSet) -> extend.Shape | None:
-        """The block of the kernel for tensor cores; None where that for CUDA cores is taken."""
-        fixed = bool(self._chunk)
-        return None if extend.hindrance(kernels, fixed=fixed) else extend.shape(kernels, fixed=fixed)
+    def choices(self, kernels: KernelSet) -> dict[str, Choice]:
+        """The kernel of each of the set's architectures, and why earlier candidates do not take it."""
+        return choose(CANDIDATES, self.problem(kernels), kernels.arch)
 
-    def shape(self, kernels: KernelSet) -> extend.Shape | extend_simt.Shape:
-        """The block of the set's kernel."""
-        return self._tensor(kernels) or extend_simt.shape(kernels)
-
-    def _hindrance(self, kernels: KernelSet) -> str:
-        """Why the set's kernel does not use products of warpgroups; empty where it does, on sm_90a."""
-        shape = self._tensor(kernels)
-        if shape is None:
-            return "it is on CUDA cores"
-        masks = bool(self.mask.window or self.mask.ahead or self.mask.chunk or self.mask.block or self.mask.tree)
-        return extend_wgmma.applies(kernels, shape.cols, self._chunk, scores=self.score is not None, masks=masks)
-
-    def by_warpgroups(self, kernels: KernelSet) -> bool:
-        """Whether the set's kernel on sm_90a has products of warpgroups."""
-        return not self._hindrance(kernels)
-
-    def narrow_cols(self, kernels: KernelSet) -> int:
-        """Columns of an entry, at most, that takes half the time a tile on sm_90a; 0: none does."""
-        return extend_wgmma.NARROW_COLS if self.by_warpgroups(kernels) and not self._chunk else 0
-
-    def walk(self, kernels: KernelSet) -> tuple[str, str]:
-        """("tensor cores" or "CUDA cores", why) of this set's kernel."""
-        if why := extend.hindrance(kernels, fixed=bool(self._chunk)):
-            return "CUDA cores", why
-        why = self._hindrance(kernels)
-        rows = "" if why else extend_wgmma.by_rows(kernels)
-        by = f"by warpgroups{rows and f', rows 16 bytes at a time: {rows}'}" if not why else f"not by warpgroups: {why}"
-        return "tensor cores", "16-bit operands, columns on M" + (
-            f"; on sm_90a {by}" if "sm_90a" in kernels.arch else ""
-        )
+    def candidates(self, kernels: KernelSet, arch: str) -> dict[str, KernelPlan]:
+        """Every kernel that fits on an architecture, for it alone, by its name; the chosen one first."""
+        problem = self.problem(kernels)
+        found = fitting(CANDIDATES, problem, arch)
+        return {choice.name: kernel_plans(problem, {arch: choice})[0] for choice in found}
 
     def decode_of(self, kernels: KernelSet) -> Decode | None:
         """The set's decode that sees, weighs and stores as this operation does; None where it has none."""
@@ -196,16 +170,16 @@ class Extend(Op):
         decode = self.decode_of(kernels)
         if decode is None or self._chunk:
             return 0
-        if self._tensor(kernels) is None:
+        arch = row_rule.arch_of(kernels)
+        fit = choose(CANDIDATES, self.problem(kernels), (arch,))[arch].fit
+        if fit.division.lanes:
             return most or decode.rows
-        return row_rule.decode_rows(
-            kernels,
-            most or decode.rows,
-            row_rule.arch_of(kernels),
-            asks=self.score is not None or self.mask.tree is not None,
-            narrow_cols=self.narrow_cols(kernels),
-            warpgroups=self.by_warpgroups(kernels),
-        )
+        return row_rule.decode_rows(kernels, most or decode.rows, arch, fit, elementwise=self.elementwise)
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether a decode of the same attention looks at scores one by one."""
+        return self.score is not None or self.mask.tree is not None
 
     @property
     def _chunk(self) -> int:
@@ -215,34 +189,23 @@ class Extend(Op):
         """Factor of q . k: `scale`, else the model's, else head_dim ** -0.5."""
         return softmax_scale(self.name, self.scale, kernels)
 
-    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+    def problem(self, kernels: KernelSet) -> ExtendProblem:
+        """The call as kernels see it."""
         cache = kernels.kv
         index = dtype(self.index_dtype or cache.lengths_dtype)
         attend = attention_context(self.mask, self.score, kernels, index)
         out = dtype(self.out_dtype or cache.dtype)
-        scale = self.softmax_scale(kernels)
-        shape = self.shape(kernels)
-        params = self._params(kernels, index, out)
-        warpgroups = not self._hindrance(kernels)
-        digest = plan_digest(
-            kernels, self.name, self.split_plan(kernels), attend, self._chunk, shape.tokens, self.cross
-        )
-        storage = cache.storage.roles
-        d = Attended(
+        call = AttentionCall(
             entry=entry_name(kernels, self.name),
-            params=tuple(p.declaration for p in params),
+            params=(),
             attend=attend,
             elem=dtype(self.q_dtype or cache.dtype).c,
             out_elem=out.c,
-            factored=isinstance(shape, extend.Shape) and any(parts[0].quant is not None for parts in storage.values()),
             kv_heads=cache.kv_heads,
             group=kernels.group,
             rows=0,
-            tiles=1,
             v_size=cache.v_dim,
-            vec=math.gcd(4, cache.v_dim),
             planned=True,
-            plan_digest=digest,
             sinks=self.sinks is not None,
             new_in_length=new_in_length(kernels, self.cross),
             lse_inf=self.lse_empty == "inf",
@@ -251,55 +214,23 @@ class Extend(Op):
             q_scaled=self.q_dtype is not None,
             out_scaled=out.name == "e4m3",
         )
-        # A tile has a block for each kv head, and as many more where keys are cut as there are SM parts; with fixed cuts
-        # blocks have a slot each, and take the next tile.
-        rows = var("T") * extend.tiles_a_row(kernels, shape.cols)
-        tiles = minimum(rows, ceil_div(var("T") * kernels.group, shape.cols) + var("B")) * cache.kv_heads
-        parts = var("num_sm_parts")
-        blocks = parts if self._chunk else tiles + maximum(parts, cache.kv_heads)
-        if isinstance(shape, extend.Shape):
-            context: object = extend.extend_context(kernels, d, scale, shape, self._chunk)
-            template = "ops/extend.cu.j2"
-        else:
-            context = extend_simt.extend_simt_context(kernels, d, scale, shape, self._chunk)
-            template = "ops/extend_simt.cu.j2"
-        kernel = KernelPlan(
-            self.name,
-            d.entry,
-            template,
-            context,
-            params,
-            (blocks, const(1), const(1)),
-            shape.threads,
-            shared_by_arch=tuple((a, shape.shared(a)) for a in kernels.arch),
-        )
-        if warpgroups:
-            kernel = extend_wgmma.with_warpgroups(kernels, kernel, d, scale)
-        return kernel, extend.planner(
-            kernels,
-            self.name,
-            attend=attend,
-            found=shape,
-            warpgroup_tile=extend_wgmma.tile_tokens(kernels) if warpgroups else 0,
-            narrow_cols=self.narrow_cols(kernels),
-            chunk_tokens=self._chunk,
+        mask = self.mask
+        return ExtendProblem(
+            name=self.name,
+            kernels=kernels,
+            call=call,
+            params=self._params(kernels, index, out),
+            scale=self.softmax_scale(kernels),
+            chunk=self._chunk,
             index=index.name,
-            digest=digest,
             cross=self.cross,
+            scored=self.score is not None,
+            masked=bool(mask.window or mask.ahead or mask.chunk or mask.block or mask.tree),
         )
 
-    def split_plan(self, kernels: KernelSet) -> SplitPlan:
-        """What its workspace is made of."""
-        shape = self.shape(kernels)
-        heads = kernels.kv.kv_heads
-        return SplitPlan(
-            columns=heads,
-            blocks_per_sm=shape.blocks_per_sm,
-            partial_bytes=heads * extend.partial_bytes(kernels, shape),
-            chunk_tokens=0,
-            slots_a_part=extend.FIXED_SLOTS if self._chunk else extend.SLOTS,
-            tiles_a_row=extend.tiles_a_row(kernels, shape.cols),
-        )
+    def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
+        problem = self.problem(kernels)
+        return kernel_plans(problem, choose(CANDIDATES, problem, kernels.arch))
 
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
         """What a call brings, in the order of the kernel's signature."""
@@ -310,15 +241,12 @@ class Extend(Op):
         # The planner has applied valid_tokens.
         arrays = tuple(p for p in attend.params if isinstance(p, Array) and p.name != "valid_tokens")
         numbers = tuple(p for p in attend.params if not isinstance(p, Array))
-        warpgroups = not self._hindrance(kernels)  # whose copies of q are 16 bytes
-        tensor = self._tensor(kernels)
         sinks = Array("sinks", "f32", (kernels.q_heads,), doc="score of each query head's sink", fields=("q_heads",))
         return (
             Array(
                 "q",
                 elem.name,
                 ("T", kernels.q_heads, cache.head_dim),
-                align=(8 if warpgroups else 4 if tensor else 1) * elem.bytes,
                 strided=True,
                 doc="query rows",
                 field="q_dtype" if self.q_dtype else "dtype",
@@ -329,7 +257,6 @@ class Extend(Op):
                 out.name,
                 ("T", kernels.q_heads, cache.v_dim),
                 access="out",
-                align=(4 if tensor else math.gcd(4, cache.v_dim)) * out.bytes,
                 strided=True,
                 doc="attention output",
                 field="out_dtype" if self.out_dtype else "dtype",
@@ -355,5 +282,4 @@ class Extend(Op):
             *numbers,
             *SIZES,
             ERRORS,
-            *(extend_wgmma.maps(kernels) if warpgroups else ()),
         )

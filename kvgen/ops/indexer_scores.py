@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from kvgen.expr.nodes import ceil_div, const, maximum, var
 from kvgen.layout.dtypes import DType, dtype
+from kvgen.lowering.attention.choose import joined
 from kvgen.lowering.attention.indexer import (
     BLOCKS,
     THREADS,
@@ -169,9 +170,6 @@ class IndexerScores(Op):
                 self, "candidates", self.candidates, blocks, "lists name the blocks whose largest scores were given"
             )
 
-    def split_plan(self, kernels: KernelSet) -> None:
-        """It has no workspace."""
-
     def plan(self, kernels: KernelSet) -> tuple[KernelPlan, ...]:
         cache, shape = kernels.kv, self._shape(kernels)
         element = cache.storage.roles["k"][0].region.dtype
@@ -205,19 +203,17 @@ class IndexerScores(Op):
         keys, blocks = ceil_div(var("N"), TOKENS), ceil_div(var("NB"), TOKENS // (self.block_max or 1))
         tiles = keys if self.block_max is None else maximum(keys, blocks) if self.logits else blocks
         tiles = tiles if self.candidates is None else ceil_div(var("C"), TOKENS // self.candidates)
-        return (
-            KernelPlan(
-                self.name,
-                entry,
-                TEMPLATE if self.candidates is None else LISTS_TEMPLATE,
-                context,
-                params,
-                (var("T") * tiles, const(1), const(1)),
-                THREADS,
-                shared=shape.shared,
-                blocks_by_arch=tuple((arch, shape.blocks_on(arch)) for arch in kernels.arch),
-            ),
+        plan = KernelPlan(
+            self.name,
+            entry,
+            TEMPLATE if self.candidates is None else LISTS_TEMPLATE,
+            context,
+            params,
+            (var("T") * tiles, const(1), const(1)),
+            THREADS,
+            shared=shape.shared,
         )
+        return (joined({arch: replace(plan, most_blocks=shape.blocks_on(arch)) for arch in kernels.arch}),)
 
     def _shape(self, kernels: KernelSet) -> IndexerShape:
         lists = self.candidates is not None

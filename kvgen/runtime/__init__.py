@@ -19,6 +19,7 @@ from kvgen.runtime.operand import TensorOperand
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import BasePages, PagePool
 from kvgen.runtime.page_ranges import PageRange, RangePair, page_ranges, paired_ranges
+from kvgen.runtime.params import ERRORS, NUM_ROWS, ROW_OFFSETS, SPLIT_SIZES, WORKSPACE
 from kvgen.runtime.pool_cache import PoolCache
 from kvgen.runtime.pool_tensors import Tensor
 from kvgen.runtime.role_cache import RoleCache, TileMap
@@ -28,6 +29,11 @@ from kvgen.runtime.workspace import Workspace
 
 __all__ = [
     "ABI",
+    "ERRORS",
+    "NUM_ROWS",
+    "ROW_OFFSETS",
+    "SPLIT_SIZES",
+    "WORKSPACE",
     "Array",
     "ArrayLike",
     "BaseCache",

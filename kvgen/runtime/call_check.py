@@ -9,6 +9,7 @@ from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array, PoolMap, Size
 from kvgen.runtime.arrays import ArrayView, view
 from kvgen.runtime.checks import Dims
+from kvgen.runtime.device_arch import arch_on
 from kvgen.runtime.kernel import Grid, Kernel, own_pages
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.overlap import Memory, Taken, refuse_aliases
@@ -110,7 +111,7 @@ def check_call(
             values.append(pool_map(p, cache))
         else:
             values.append(taken[p.name])
-    return Checked(kernel, cache, views, call.memory, values, _grid(kernel, dims))
+    return Checked(kernel, cache, views, call.memory, values, _grid(kernel, dims, cache.device))
 
 
 def layer_of(kernel: Kernel, given: object) -> LayerCache:
@@ -138,10 +139,13 @@ def _no_cache(given: object, rule: str, valid: str) -> ArgumentError:
     return ArgumentError(f"cache: got {got}; {rule}; pass {valid}")
 
 
-def _grid(kernel: Kernel, dims: Dims) -> Grid:
-    """The kernel's grid for these sizes; raises ArgumentError for one that cannot be launched."""
+def _grid(kernel: Kernel, dims: Dims, device: str) -> Grid:
+    """The kernel's grid on a device for these sizes; raises ArgumentError for one that cannot be launched."""
+    rule = kernel.grid
+    if kernel.grid_by_arch:
+        rule = kernel.grid_by_arch.get(arch_on(kernel.module, device), rule)
     try:
-        grid = kernel.grid(dims)
+        grid = rule(dims)
     except ZeroDivisionError:
         raise ArgumentError(
             f"{kernel.entry}: its grid divides by a size that is 0 in this call; pass larger arrays"

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvgen.architectures import architecture, on_cpu
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan.params import Array
 from kvgen.runtime.arrays import extent
@@ -105,17 +106,20 @@ def require_host_compiler() -> None:
 
 def cpu_archs(module: Module) -> list[str]:
     """The architectures of a set whose code runs here."""
-    return [arch for arch in module.arch if arch in ("sm_80", "sm_89", "sm_90a")]
+    return on_cpu(module.arch)
 
 
-def _cpu_arch(kernel: Kernel, wanted: str | None) -> str:
-    if wanted is not None and wanted not in kernel.module.arch:
-        raise DeviceError(f"arch: got {wanted}; {kernel.module.name} is generated for {', '.join(kernel.module.arch)}")
-    runs = cpu_archs(kernel.module)
+def arch_in_force(module: Module) -> str:
+    """The set's architecture that launches run under the settings in force; DeviceError where the machine runs none of them."""
+    return _cpu_arch(module, _in_force().arch)
+
+
+def _cpu_arch(module: Module, wanted: str | None) -> str:
+    if wanted is not None and wanted not in module.arch:
+        raise DeviceError(f"arch: got {wanted}; {module.name} is generated for {', '.join(module.arch)}")
+    runs = cpu_archs(module)
     if not runs:
-        raise DeviceError(
-            f"{kernel.module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them"
-        )
+        raise DeviceError(f"{module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them")
     if wanted is not None and wanted not in runs:
         raise DeviceError(f"arch: got {wanted}; the CPU machine runs sm_80, sm_89 and sm_90a; pass {' or '.join(runs)}")
     return wanted or runs[-1]
@@ -155,7 +159,7 @@ class CpuLaunch:
     ) -> None:
         self._kernel, self._extra, self._args, self._grid = kernel, extra, args, grid
         self._machine = _in_force()
-        self._arch = _cpu_arch(kernel, self._machine.arch)
+        self._arch = _cpu_arch(kernel.module, self._machine.arch)
         file = kernel.file_on(self._arch)
         kernel.module.require(f"{kernel.module.name}/{file}")
         self._entry = cpu_kernel(kernel.module, file, kernel.entry, self._arch, self._machine.mode)
@@ -190,7 +194,9 @@ class CpuLaunch:
                 dynamic_shared=kernel.shared_on(self._arch),
                 buffers=self._buffers,
                 schedule=chosen.schedule,
-                programmatic=self._arch >= "sm_90",  # as on a GPU: it may start while the kernel before it runs
+                programmatic=architecture(
+                    self._arch
+                ).programmatic,  # as on a GPU: it may start while the kernel before it runs
             )
         except EmulatorError as error:
             raise DeviceError(f"{kernel.entry} on the CPU machine: {error}") from error

@@ -27,7 +27,7 @@ def launch_on(kernel: Kernel, device: str, args: PackedArgs, grid: Grid) -> Call
     ordinal = int(device.partition(":")[2])
     pdl = cuda.driver().capability(ordinal) >= (9, 0)  # older kernels have no griddepcontrol.wait
     file, shared, threads = kernel.file, kernel.shared, kernel.threads
-    if kernel.shared_by_arch or kernel.files:
+    if kernel.shared_by_arch or kernel.threads_by_arch or kernel.blocks_by_arch or kernel.files:
         arch = kernel.module.target(cuda.driver().capability(ordinal))
         file, shared, threads = kernel.file_on(arch), kernel.shared_on(arch), kernel.threads_on(arch)
         grid = kernel.grid_on(arch, cuda.driver().multiprocessors(ordinal), grid)

@@ -23,10 +23,10 @@ class Kernel:
     """A generated kernel: its file, its parameters behind the cache, the rule for its grid, whether it writes to the pool,
     whether it works on `all_layers` of the cache in one launch, and whether it reads page tables or lengths (`tables`).
 
-    `shared_by_arch` and `threads_by_arch` are dynamic shared memory and threads on architectures that differ, `files` the
-    files of those that have one of their own, with the same entry; where `blocks_by_arch` names one, so many blocks a
-    multiprocessor take all work, and no more are launched. `arguments` are what a call brings, in the order of
-    the launcher's signature, `places` their places there by name.
+    `shared_by_arch`, `threads_by_arch` and `grid_by_arch` are dynamic shared memory, threads and grid of architectures that
+    differ, `files` the files of those that have one of their own, with the same entry; where `blocks_by_arch` names one, so
+    many blocks a multiprocessor take all work, and no more are launched. `arguments` are what a call brings, in the order of the
+    launcher's signature, `places` their places there by name.
     """
 
     module: Module
@@ -40,6 +40,7 @@ class Kernel:
     all_layers: bool = False
     shared_by_arch: Mapping[str, int] = field(default_factory=dict)
     threads_by_arch: Mapping[str, int] = field(default_factory=dict)
+    grid_by_arch: Mapping[str, Callable[[Dims], Grid]] = field(default_factory=dict)
     blocks_by_arch: Mapping[str, int] = field(default_factory=dict)
     tables: bool = True
     files: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Kernel:
     kinds: tuple[ParamKind, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        called = [p for p in self.params if not isinstance(p, Size | PoolMap) and not own_pages(p)]
+        called = [p for p in self.params if not isinstance(p, (Size, PoolMap)) and not own_pages(p)]
         ordered = [p for p in called if not p.optional] + [p for p in called if p.optional]
         object.__setattr__(self, "arguments", tuple(ordered))
         object.__setattr__(self, "places", {p.name: i for i, p in enumerate(ordered)})

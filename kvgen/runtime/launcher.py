@@ -8,11 +8,13 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any, ClassVar, Self
 
+from kvgen.errors import ArgumentError
 from kvgen.plan.params import Array
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.runtime.arrays import view
 from kvgen.runtime.bound import AtOnce, Bound, Replaceable
 from kvgen.runtime.call_check import Checked, check_call, layer_of
+from kvgen.runtime.device_arch import arch_on
 from kvgen.runtime.kernel import Kernel
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import PackedArgs
@@ -56,7 +58,7 @@ class Launcher:
 
     def __init_subclass__(cls) -> None:
         """Python tells of arguments that are missing or unknown by the name that users write: `append()`, `decode.plan()`."""
-        if "KERNEL" not in vars(cls):
+        if "bind" not in vars(cls) or not hasattr(cls, "KERNEL"):
             return
         for name, method in list(vars(cls).items()):
             if name.startswith("bind") and isinstance(method, FunctionType):
@@ -115,6 +117,8 @@ class PlannedLauncher(Launcher):
 
     PLAN: ClassVar[Kernel]
     SPLIT_PLAN: ClassVar[SplitPlan]
+    SPLIT_PLANS: ClassVar[tuple[tuple[str, SplitPlan], ...]] = ()
+    """Of architectures whose workspace is divided differently."""
     DECODE_ROWS: ClassVar[int] = 0
     """Of extend: a request with up to so many new rows costs the set's decode no more; 0: all are extend's."""
 
@@ -122,7 +126,7 @@ class PlannedLauncher(Launcher):
         self, max_rows: int, *, device: str = "cpu", max_tokens: int | None = None, multiprocessors: int | None = None
     ) -> int:
         """What `workspace` would allocate, in bytes."""
-        return Workspace.nbytes_of(self.SPLIT_PLAN, max_rows, device, max_tokens, multiprocessors)
+        return Workspace.nbytes_of(self.split_plan(device), max_rows, device, max_tokens, multiprocessors)
 
     def workspace(
         self,
@@ -139,7 +143,13 @@ class PlannedLauncher(Launcher):
         max_tokens: a request's most tokens, which `split="invariant"` needs. multiprocessors: those to divide work among;
         by default all of the device's.
         """
-        return Workspace(self.KERNEL, self.SPLIT_PLAN, max_rows, device, max_tokens, multiprocessors, memory)
+        return Workspace(self.KERNEL, self.split_plan(device), max_rows, device, max_tokens, multiprocessors, memory)
+
+    def split_plan(self, device: str = "cpu") -> SplitPlan:
+        """How a workspace is divided on a device."""
+        if not self.SPLIT_PLANS:
+            return self.SPLIT_PLAN
+        return dict(self.SPLIT_PLANS).get(arch_on(self.KERNEL.module, device), self.SPLIT_PLAN)
 
     def prepare_plan(
         self, cache: LayerCache | PoolCache, arguments: Sequence[object], stream: object = None, rows: int | None = None
@@ -152,6 +162,11 @@ class PlannedLauncher(Launcher):
             cache = cache[0]
         cache = layer_of(self.PLAN, cache)
         workspace = usable(arguments[0], self.KERNEL)
+        if workspace.split_plan != self.split_plan(cache.device):
+            raise ArgumentError(
+                f"workspace: got one of {workspace.kernel.entry} that is divided for another architecture; make it on the "
+                "device, or under the CPU machine's settings, that the plan runs on"
+            )
         if rows is None:
             rows = _planned_rows(self.PLAN, arguments)
         return self.prepare(cache, arguments, stream, self.PLAN, plannable(workspace, rows, cache))

@@ -16,7 +16,7 @@ from kvgen.runtime.first_compile import told
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgen.compile import Manifest, Unit
+    from kvgen.compile import Launchers, Manifest, Unit
     from kvgen.emulator import Kernel as EmulatedKernel
     from kvgen.emulator import Mode
 
@@ -133,20 +133,26 @@ class Module:
             raise DeviceError(f"{self.name}: {error}; run `kvgen build`") from error
 
 
-def run_launchers(title: str, path: Path, text: str) -> ModuleType:
-    """The module that the text of a set's launchers gives, imported as `title`; `path` is what messages call it.
+def run_launchers(title: str, path: Path, launchers: Launchers) -> ModuleType:
+    """The package that a set's launchers give, imported as `title`; `path` is what messages call its text.
 
-    Neither the file nor bytecode beside it is read: what runs is what was checked.
+    Neither the files nor bytecode beside them is read: what runs is what was checked.
     """
-    module = ModuleType(title)
-    module.__file__ = str(path)
-    sys.modules[title] = module
+    package, table = ModuleType(title), ModuleType(f"{title}._table")
+    package.__path__ = []  # no other submodule is looked for
+    setattr(package, "_table", table)  # noqa: B010 - a module's type has no such attribute
     try:
-        exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+        for module, place, text in (
+            (table, path.with_name("_table.py"), launchers.table),
+            (package, path, launchers.text),
+        ):
+            module.__file__, sys.modules[module.__name__] = str(place), module
+            exec(compile(text, place, "exec", dont_inherit=True), module.__dict__)
     except BaseException:
-        del sys.modules[title]
+        for module in (package, table):
+            sys.modules.pop(module.__name__, None)
         raise
-    return module
+    return package
 
 
 def _beside(module: Module) -> Manifest | None:

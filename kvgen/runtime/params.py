@@ -21,6 +21,13 @@ _RANGES: Final = {
 }  # fmt: skip
 _F32_MAX: Final = 3.4028235677973366e38  # what rounds to a finite f32 lies below
 
+# Parameters that many kernels take, as generated tables name them.
+ERRORS: Final = Array("errors", "u64", (1,), access="inout", optional=True)
+NUM_ROWS: Final = Size("num_rows", "u32", "T")
+ROW_OFFSETS: Final = Array("row_offsets", "i32", ("B+1",), field="index_dtype")
+SPLIT_SIZES: Final = tuple(Size(name, "u32", name) for name in ("num_sm_parts", "max_rows", "max_chunks", "max_slots"))
+WORKSPACE: Final = Array("workspace", "u8", ("W",), access="inout", align=16)
+
 
 @dataclass(slots=True)
 class Call:

@@ -40,11 +40,11 @@ class PoolCache:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if not hasattr(cls, "FIELDS"):
-            return  # no generated class
         for name in ("__init__", "step"):
-            if name in vars(cls):
+            if name in vars(cls) and hasattr(cls, "FIELDS"):
                 setattr(cls, name, explained(vars(cls)[name], cls.__doc__))
+        if "FIELDS" not in vars(cls):
+            return
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))
         cls._POOLS = tuple((i, f.name) for i, f in enumerate(cls.FIELDS) if isinstance(f, Pool))

@@ -50,8 +50,8 @@ def load_shipped(
     key = (os.path.realpath(manifest.folder), found.digest, archs)
     with _LOCK:
         if key not in _LOADED:
-            text = read_launchers(manifest, found)
-            module = run_launchers(f"_kvgen_set_{found.digest[:32]}_{len(_LOADED)}", path, text)
+            launchers = read_launchers(manifest, found)
+            module = run_launchers(f"_kvgen_set_{found.digest[:32]}_{len(_LOADED)}", path, launchers)
             own = module._MODULE
             if own.name != found.set:
                 raise ToolError(

@@ -62,6 +62,7 @@ class Workspace(Viewed):
         device = "cpu" if ordinal is None else f"cuda:{ordinal}"
         self.sizes = _sizes(split_plan, max_rows, device, max_tokens, multiprocessors)
         self.kernel = kernel
+        self.split_plan = split_plan
         self.max_rows = max_rows
         max_seen = split_plan.max_seen
         # Of windows and rings every request has the chunks that it needs.

@@ -9,6 +9,8 @@ from typing import Final
 
 from pydantic_core import ErrorDetails
 
+from kvgen.architectures import GPUS
+
 # What other libraries call an element type: torch, NumPy, ml_dtypes, vLLM.
 _ELEMENTS: Final = {
     "bfloat16": "bf16",
@@ -84,7 +86,6 @@ FIELDS: Final = {
     "kv_cache_dtype": "quant",
 }
 _TABLES: Final = ("Dense", "CSR", "Indirect", "Mapped", "PerKV", "Ring")
-_GPUS: Final = {"ampere": "sm_80", "a100": "sm_80", "ada": "sm_89", "l4": "sm_89", "hopper": "sm_90a", "h100": "sm_90a"}
 # The class of an operation, by its field `kind`.
 _CLASS: Final = re.compile(r"^class (\w+)\([^\n]*:\n(?:(?:    [^\n]*)?\n)*?    kind: ", re.MULTILINE)
 _LISTS: Final = {"arch": '["sm_90a"]', "ops": "[ops.Append()]"}
@@ -184,7 +185,7 @@ def _target(word: str, valid: list[str]) -> str | None:
     """The target whose code runs on a GPU called sm_XY (compute capability X.Y), with or without a suffix."""
     match = re.fullmatch(r"(?:(?:sm|compute)_?)?(\d{2,3})[af]?", word)
     if match is None:
-        return _GPUS.get(word)
+        return GPUS.get(word)
     from kvgen.compile.arch import select_arch
     from kvgen.errors import KvgenError
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
+from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.plan.kernel import KernelPlan
-from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.base import Spec
 from kvgen.schema.cache import Cache
 from kvgen.schema.cache_facts import check_cache
 from kvgen.schema.model import Model
 
-Arch = Literal["sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f"]
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 C_NAMES: Final = frozenset(
@@ -50,7 +49,7 @@ class Op(Spec):
 
     `ragged` says of a class that it works on caches without pages, `moves_states` that it works on pages that are
     states, `at_rates` that it works where an entry of the cache stands for several tokens, `scores_keys` that the cache's
-    rows are an indexer's keys and q_heads its heads.
+    rows are an indexer's keys and q_heads its heads, `by_arch` that architectures may have kernels, and files, of their own.
     """
 
     kind: ClassVar[str]
@@ -58,6 +57,7 @@ class Op(Spec):
     moves_states: ClassVar[bool] = False
     at_rates: ClassVar[bool] = False
     scores_keys: ClassVar[bool] = False
+    by_arch: ClassVar[bool] = False
     name: str = Field(default="", validate_default=False)
     """Name of the operation in its set: the kernel's file, the C function and the launcher. "": the operation's own, as
     "append".
@@ -108,10 +108,6 @@ class Op(Spec):
         """Of extend: rows of a request up to which the set's decode costs no more; 0 elsewhere."""
         return 0
 
-    def split_plan(self, kernels: KernelSet) -> SplitPlan | None:
-        """How the workspace is divided that the operation's planner prepares; None without a planner."""
-        return None
-
     def check(self, kernels: KernelSet) -> None:
         """Raise ValueError where the operation does not fit the set's cache."""
 
@@ -146,7 +142,7 @@ class KernelSet(Spec):
     """
     ops: tuple[SerializeAsAny[Op], ...] = Field(min_length=1, strict=False)
     """Operations, a kernel or more and a launcher each; their names differ."""
-    arch: tuple[Arch, ...] = Field(default=("sm_80", "sm_90a"), min_length=1, strict=False)
+    arch: tuple[Arch, ...] = Field(default=DEFAULT_ARCHS, min_length=1, strict=False)
     """Architectures to compile for: "sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f" (docs/architectures.md)."""
     model: Model | None = None
     """Facts of the checkpoint that operations refer to, as rope="model". None: operations state what they need."""
@@ -211,6 +207,9 @@ class KernelSet(Spec):
         if self.model is not None and not self.cache.states:
             check_cache(self.model, self.kv, self.q_heads, scores=any(op.scores_keys for op in self.ops))
         kernels = [kernel for op in self.ops for kernel in op.kernel_names()]
+        kernels += [
+            f"{kernel}_{arch}" for op in self.ops if op.by_arch for kernel in op.kernel_names() for arch in self.arch
+        ]
         for label, names in (("ops", kernels), ("arch", [str(a) for a in self.arch])):
             twice = sorted({n for n in names if names.count(n) > 1})
             if twice:

@@ -67,11 +67,16 @@ def load_file(path: Path, source: str, root: Path | None = None) -> list[LoadedS
 
     Files that the spec names lie in the project `root`, by default the spec's own folder.
     """
-    scope: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         text = read_text(path, limit=_SIZE_LIMIT, name=named(source))
     except ToolError as error:
         raise SpecError(str(error)) from error
+    return load_text(text, path, source, root)
+
+
+def load_text(text: str, path: Path, source: str, root: Path | None = None) -> list[LoadedSet]:
+    """The kernel sets of a text, as `load_file` gives them of a file that has it; `path` need not be there."""
+    scope: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     try:
         doc, code = _compiled(text, path)
         if any(c not in "\n\t" and (ord(c) < 32 or 0xD800 <= ord(c) < 0xE000) for c in doc + source):
@@ -153,8 +158,13 @@ def spec_files(folder: Path, root: Path) -> list[SpecFile]:
             '[tool.kvgen] specs = "..."'
         )
     # Not a glob, to which an unreadable folder is an empty one.
-    names = [name for name in names_in(folder) if name.endswith(".py") and not name.startswith("_")]
+    names = filter(is_spec, names_in(folder))
     return [SpecFile(folder / name, (folder / name).relative_to(root).as_posix()) for name in names]
+
+
+def is_spec(name: str) -> bool:
+    """Whether a file of the specs' folder, by its path below that folder, is a spec."""
+    return "/" not in name and name.endswith(".py") and not name.startswith("_")
 
 
 def load_files(files: Iterable[SpecFile], root: Path) -> LoadedSpecs:

@@ -9,11 +9,12 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from kvgen.architectures import ARCHS
 from kvgen.errors import SpecError
 from kvgen.ops import Append, Decode, Extend, Gather, GatherRows, IndexerScores, MlaDecode, Scatter
 from kvgen.schema import presets
 from kvgen.schema.cache import Cache, Latent, Paged
-from kvgen.schema.kernel_set import Arch, KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet, Op
 from kvgen.schema.keys import Keys
 from kvgen.schema.mask import Mask
 from kvgen.schema.quant import Block, Quant
@@ -21,7 +22,6 @@ from kvgen.schema.tables import CSR, Dense, Indirect, Ring
 
 Draw = random.Random
 _TRIES: Final = 100
-ARCHS: Final[tuple[Arch, ...]] = ("sm_80", "sm_89", "sm_90a", "sm_100f", "sm_120f")
 _FLOATS: Final = ("bf16", "bf16", "f16")
 _SCALES: Final = ("f32", "f16", "bf16")
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.architectures import architecture
 from kvgen.runtime.cuda import Launch
 from kvgen.tensor_map import TensorMapPlan
 from kvgen.verify.pipes import PIPES, UNROLL, affine, circle
@@ -43,7 +44,7 @@ class Bench:
 
     @property
     def hopper(self) -> bool:
-        return int(self.machine.arch.removeprefix("sm_").rstrip("af")) >= 90
+        return architecture(self.machine.arch).tma
 
     def figure(self, name: str, values: Sequence[float], unit: str, what: str) -> Measured:
         """The median and the ends of what was measured."""
@@ -179,7 +180,7 @@ def instructions(bench: Bench) -> Iterator[Measured]:
         ("hmma", "hmma_interval", "hmma", "a product of m16n8k16"),
     ]
     for latency_name, interval_name, kernel, what in table:
-        if kernel == "fp8" and bench.machine.arch == "sm_80":
+        if kernel == "fp8" and not architecture(bench.machine.arch).fp8_conversion:
             continue
         yield bench.figure(latency_name, _latency(bench, kernel), "clk", f"{what}: until its result can be used")
         each = 4 * _interval(bench, kernel)
@@ -255,7 +256,7 @@ def sub_cores(bench: Bench) -> Iterator[Measured]:
 
 def products(bench: Bench) -> Iterator[Measured]:
     """wgmma by N, one warpgroup with both operands in shared memory."""
-    if bench.machine.arch != "sm_90a":
+    if not architecture(bench.machine.arch).wgmma:
         return
     trips, waits = bench.sizes.trips, dict[int, float]()
     for n in (8, 16, 32, 64, 128, 256):

@@ -128,7 +128,7 @@ def test_bytes_of_a_tile() -> None:
     """Values and scales of a page, of two kv heads: int4 of 128 dims with scale and zero point of f16 for 64 dims."""
     loaded = next(iter(load_file(ROOT / "specs/mistral_7b_int4.py", "specs/mistral_7b_int4.py")))
     op = next(op for op in loaded.kernels.ops if op.kind == "decode")
-    tile = tile_of(loaded.kernels, op.plan(loaded.kernels)[0])
+    tile = tile_of(op.plan(loaded.kernels)[0])
     assert tile is not None and tile.nbytes == tile.tokens * 2 * 2 * (128 / 2 + 2 * 2 * 2)
 
 

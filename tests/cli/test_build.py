@@ -30,6 +30,87 @@ def test_build_writes_everything_and_ends_with_the_import_line(project: Folder) 
         assert banner_digest(text) == body_digest(body_of(text)), path
 
 
+def test_the_first_build_says_what_there_is_to_read(project: Folder) -> None:
+    said = project.kvgen("build").stdout
+    lines = {path: data.count(b"\n") for path, data in project.tree().items()}
+    kernels = [n for path, n in lines.items() if path.endswith(".cu")]
+    headers = [n for path, n in lines.items() if path.startswith("device/")]
+    assert f"         3 kernels  {sum(kernels):7,} lines  specialised for 2 sets\n" in said
+    assert (
+        f"{len(headers)} headers  {sum(headers):7,} lines  of the device library: those that the kernels include\n"
+        in said
+    )
+    part = said.partition("to read first:\n")[2].partition("\n\n")[0]
+    assert part.splitlines() == [
+        "  generated/README.md         the sets, a line each",
+        f"  generated/wide/gather.cu    the shortest kernel, {min(kernels)} lines",
+        "  generated/wide/cache.cuh    the cache that it reads and writes",
+        "  generated/wide/__init__.py  its launcher: arguments, shapes, errors",
+    ]
+    for line in part.splitlines():
+        assert (project.root / line.split()[0]).is_file()
+    project.spec("tiny", page_size=32)
+    assert "to read first" not in project.kvgen("build").stdout
+
+
+def device(folder: Folder) -> set[str]:
+    """The headers of the device library that the output folder has."""
+    return {path for path in folder.tree() if path.startswith("device/")}
+
+
+def included(folder: Folder) -> set[str]:
+    """The headers that its sets include, by the compiler's rule: relative to the file that includes."""
+    found: set[str] = set()
+    waiting = [p for p in folder.out.rglob("*.cu*") if p.relative_to(folder.out).parts[0] != "device"]
+    while waiting:
+        path = waiting.pop()
+        for name in re.findall(r'^#include "([^"]+)"', path.read_text(encoding="utf-8"), re.M):
+            target = (path.parent / name).resolve()
+            if (at := target.relative_to(folder.out.resolve()).as_posix()) not in found:
+                found.add(at)
+                waiting.append(target)
+    return {path for path in found if path.startswith("device/")}
+
+
+def test_the_device_library_is_what_the_sets_include(project: Folder) -> None:
+    """A set more brings its headers; they go with it; a build of one set takes none from the others."""
+    project.kvgen("build", "tiny")
+    few = device(project)
+    assert few == included(project) and 5 < len(few) < 60
+    project.kvgen("build", "wide")
+    both = device(project)
+    assert both > few and both == included(project)
+    project.kvgen("build", "tiny")
+    assert device(project) == both and project.kvgen("check", "tiny").stdout
+    (project.root / "specs/wide.py").unlink()
+    said = project.kvgen("check", code=1).stdout
+    extra = {line.split()[1] for line in said.splitlines() if line.startswith("extra") and "/device/" in line}
+    assert extra == {f"generated/{path}" for path in both - few}
+    project.kvgen("build")
+    assert device(project) == few
+    project.kvgen("check")
+
+
+def test_a_stale_header_of_another_set_is_written_anew(built: Folder) -> None:
+    """Building one set mends the headers of all, as they belong to one kvgen."""
+    (path, *_) = sorted(device(built) - {"device/base/types.cuh"})
+    text = (built.out / path).read_text(encoding="utf-8")
+    body = body_of(text) + "// older\n"
+    (built.out / path).write_text(
+        text.replace(body_digest(body_of(text)), body_digest(body)) + "// older\n", encoding="utf-8"
+    )
+    assert f"stale    generated/{path}" in built.kvgen("check", "wide", code=1).stdout
+    built.kvgen("build", "wide")
+    assert (built.out / path).read_text(encoding="utf-8") == text
+
+
+def test_a_broken_spec_s_headers_stay(built: Folder) -> None:
+    before = device(built)
+    built.change("specs/wide.py", "head_dim=128", "head_dim=0")
+    built.kvgen("build", code=2)
+    assert device(built) == before
+
+
 def test_the_import_line_follows_the_configured_folder(project: Folder) -> None:
     (project.root / "pyproject.toml").write_text('[tool.kvgen]\nout = "src/engine/kernels"\n', encoding="utf-8")
     said = project.kvgen("build", "wide").stdout
@@ -49,9 +130,9 @@ def test_a_spec_edit_touches_only_what_it_changes(built: Folder) -> None:
     built.spec("tiny", page_size=32)
     said = built.kvgen("build").stdout
     changed = {path for path, data in built.tree().items() if before[path] != data}
-    assert changed == {"tiny/cache.cuh", "tiny/__init__.py", "README.md"}
+    assert changed == {"tiny/cache.cuh", "tiny/__init__.py", "tiny/_table.py", "README.md"}
     assert "changed  generated/tiny/cache.cuh" in said
-    assert "3 written" in said
+    assert "4 written" in said
 
 
 def test_files_of_a_removed_spec_go_and_others_stay(built: Folder) -> None:

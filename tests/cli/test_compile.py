@@ -12,7 +12,7 @@ import pytest
 from kvgen import paths
 from kvgen.cli.resources_json import installed
 from kvgen.codegen import render
-from kvgen.compile import find, read_folder, text_digest
+from kvgen.compile import code_digest, find, read_folder, text_digest
 from kvgen.compile.sass import CLASSES
 
 from .conftest import Folder
@@ -61,7 +61,8 @@ def test_shards(project: Folder, tmp_path: Path) -> None:
         ("tiny_tp8", "tiny", 8),
     ]
     texts = [(tmp_path / "cubins" / each.file).read_text() for each in sets]
-    for text, heads in zip(texts, (2, 1, 1), strict=True):
+    tables = [(tmp_path / "cubins" / each.table).read_text() for each in sets]
+    for text, heads in zip(tables, (2, 1, 1), strict=True):
         assert f"    HEADS = {heads}\n" in text
     assert "One of 8 GPUs: q_heads=1, kv_heads=1." in texts[2]
     assert not (project.root / "generated").exists()
@@ -83,9 +84,9 @@ def test_record_is_deterministic_and_says_what_it_should(built: Folder) -> None:
     content = json.loads(first)
     assert content["nvrtc"] == installed()
     entry = content["kernels"]["append"]
-    assert entry["digest"] == text_digest(built.kvgen("show", "tiny/append", "--flat").stdout)
+    assert entry["digest"] == code_digest(built.kvgen("show", "tiny/append", "--flat").stdout)
     counts = entry["sm_90a"]
-    assert list(counts) == ["registers", "spills", "shared", "instructions", *CLASSES, "machine_code"]
+    assert list(counts) == ["registers", "spills", "shared", "blocks", "instructions", *CLASSES, "machine_code"]
     assert counts["registers"] > 0 and counts["spills"] == counts["tensor_cores"] == 0
     assert counts["instructions"] > counts["global_loads"] > 0 and counts["global_stores"] > 0
     assert [json.loads(line.split(": ", 1)[1]) for line in first.decode().splitlines() if '"sm_90a"' in line] == [

@@ -14,10 +14,11 @@ import pytest
 
 from kvgen import paths
 from kvgen.cli.deltas import Delta
-from kvgen.cli.diff import _line
+from kvgen.cli.diff_text import styled
 from kvgen.cli.resources_json import _text
+from kvgen.cli.verdicts import cycles, lines
 from kvgen.codegen.emit import body_digest
-from kvgen.compile import text_digest
+from kvgen.compile import code_digest, text_digest
 from kvgen.compile.flatten import flatten
 
 from .conftest import Folder
@@ -40,11 +41,14 @@ def generated(folder: Folder, path: str, body: str) -> None:
     (folder.out / path).write_text(banner + body, encoding="utf-8")
 
 
-def record(folder: Folder, name: str, kernels: dict[str, dict[str, Any]], *, nvrtc: str = "13.5") -> None:
+def record(
+    folder: Folder, name: str, kernels: dict[str, dict[str, Any]], *, nvrtc: str = "13.5", form: int = 5
+) -> None:
     """A set's resources.json: facts by kernel and architecture, of the texts that are there."""
     texts = {k: flatten(f"generated/{name}/{k}.cu", lambda p: (folder.root / p).read_text("utf-8")) for k in kernels}
-    found = {k: {"digest": text_digest(texts[k])} | facts for k, facts in kernels.items()}
-    content = {"written_by": "kvgen compile --record", "form": 2, "nvrtc": nvrtc, "kernels": found}
+    digest = code_digest if form >= 5 else text_digest
+    found = {k: {"digest": digest(texts[k])} | facts for k, facts in kernels.items()}
+    content = {"written_by": "kvgen compile --record", "form": form, "nvrtc": nvrtc, "kernels": found}
     (folder.out / name / "resources.json").write_text(_text(content), encoding="utf-8")
 
 
@@ -74,7 +78,7 @@ def test_golden(toy: Folder) -> None:
         == """\
 --- generated/a/copy.cu
 +++ generated/a/copy.cu
-@@ -3,7 +3,7 @@  same in 3 files
+@@ -3,7 +3,7 @@
  #pragma once
  #include "cache.cuh"
  // What it is for.
@@ -83,7 +87,9 @@ def test_golden(toy: Folder) -> None:
  // One.
  // Two.
  // Three.
-a/copy sm_80: registers 40 -> 48 (+8), spills 0 -> 8 (+8), global_loads 16 -> 20 (+4)  same in 2 sets
+# in 3 files of 2 sets: copy.cu x2, fill.cu
+a/copy sm_80: registers 40 -> 48 (+8), spills 0 -> 8 (+8), global_loads 16 -> 20 (+4)
+    same in 2 sets
 b/copy sm_90a: shared 512 -> 0 (-512)
 not recorded as they are now: b/fill; `kvgen build && kvgen compile --record` measures them
 """
@@ -91,17 +97,17 @@ not recorded as they are now: b/fill; `kvgen build && kvgen compile --record` me
     content = json.loads(toy.kvgen("diff", "--against", "HEAD", "--json").stdout)
     steps = {"registers": [40, 48], "spills": [0, 8], "global_loads": [16, 20]}
     assert content["resources"] == [
-        {"kernel": "a/copy", "arch": "sm_80", "state": "changed", "facts": steps},
-        {"kernel": "b/copy", "arch": "sm_80", "state": "changed", "facts": steps},
-        {"kernel": "b/copy", "arch": "sm_90a", "state": "changed", "facts": {"shared": [512, 0]}},
-        {"kernel": "b/fill", "arch": None, "state": "unrecorded", "facts": {}},
+        {"kernel": "a/copy", "arch": "sm_80", "state": "changed", "verdict": None, "facts": steps},
+        {"kernel": "b/copy", "arch": "sm_80", "state": "changed", "verdict": None, "facts": steps},
+        {"kernel": "b/copy", "arch": "sm_90a", "state": "changed", "verdict": None, "facts": {"shared": [512, 0]}},
+        {"kernel": "b/fill", "arch": None, "state": "unrecorded", "verdict": None, "facts": {}},
     ]
     assert content["nvrtc"] == [["13.5"], ["13.5"]]
 
 
 def numbers(folder: Folder, *arguments: str) -> list[str]:
     """What `kvgen diff` says of resources; the hunks are of files."""
-    said = folder.kvgen("diff", "--against", "HEAD", *arguments).stdout
+    said = folder.kvgen("diff", "--against", "HEAD", *arguments).stdout.replace("\n    ", " ")  # lines that go on
     return [line for line in said.splitlines() if re.match(r"[ab]/|not |recorded ", line)]
 
 
@@ -138,7 +144,7 @@ def test_a_kernel_added_and_not_recorded(toy: Folder) -> None:
 
 
 def test_measured_at_last(toy: Folder) -> None:
-    """The base's record was of another text: its numbers are not shown."""
+    """The base's record was of other code: its numbers are not shown."""
     kernel(toy, "a/copy", 128)
     git(toy, "commit", "-qam", "not recorded anew")
     record(toy, "a", {op: {"sm_80": FACTS} for op in ("copy", "fill")})
@@ -153,6 +159,8 @@ def test_measured_at_last(toy: Folder) -> None:
 
 def test_a_header_that_changed_changes_its_kernels(toy: Folder) -> None:
     generated(toy, "b/cache.cuh", "// Changed.\n")
+    assert numbers(toy) == [], "a comment is no code"
+    generated(toy, "b/cache.cuh", "struct Cache {};\n")
     assert numbers(toy) == [
         "not recorded as they are now: b/copy, b/fill; `kvgen build && kvgen compile --record` measures them"
     ]
@@ -172,7 +180,7 @@ def test_files_of_someone_else_are_no_kernels(toy: Folder) -> None:
 
 def test_a_record_of_another_form_counts_for_what_it_has(toy: Folder) -> None:
     old = {"registers": 40, "instructions": 700, "sass": {"LDG.E": 3}, "spill_loads": 0}
-    record(toy, "a", {op: {"sm_80": old} for op in ("copy", "fill")})
+    record(toy, "a", {op: {"sm_80": old} for op in ("copy", "fill")}, form=4)
     git(toy, "commit", "-qam", "an older form")
     record(toy, "a", {op: {"sm_80": FACTS} for op in ("copy", "fill")})
     step = "instructions 700 -> 744 (+44)"
@@ -199,9 +207,74 @@ def test_not_built_yet_is_not_recorded(built: Folder) -> None:
 
 def test_colours() -> None:
     """More of a cost is red, less is green; of instructions of a class neither is worse."""
-    line = _line(Delta("a/copy", "sm_80", "changed", {"registers": (1, 2), "shared": (2, 1), "tensor_cores": (0, 4)}))
-    found = [(line.plain[span.start : span.end], span.style) for span in line.spans]
-    assert found == [("a/copy", "bold"), ("(+1)", "red"), ("(-1)", "green"), ("(+4)", "cyan")]
+    facts = {"registers": (1, 2), "shared": (2, 1), "blocks": (2, 1), "tensor_cores": (0, 4)}
+    (line,) = lines([Delta("a/copy", "sm_80", "changed", facts)])
+    text = styled(line)
+    found = [(text.plain[span.start : span.end], span.style) for span in text.spans]
+    assert found == [("a/copy sm_80", "bold"), ("(+1)", "red"), ("(-1)", "green"), ("(-1)", "red"), ("(+4)", "cyan")]
+
+
+VERDICTS: Final = (
+    ({"trip_cycles": (1000, 970), "trip_cycles_loaded": (1000, 970)}, "model: 3 % fewer cycles a trip", "better"),
+    ({"trip_cycles": (1000, 970)}, "model: 3 % fewer cycles a trip, as many where memory is loaded", "better"),
+    ({"trip_cycles": (1000, 1001)}, "model: as many cycles a trip", "plain"),
+    (
+        {"trip_cycles": (1000, 950), "trip_cycles_loaded": (1000, 1020)},
+        "model: 5 % fewer cycles a trip, 2 % more where memory is loaded",
+        "worse",
+    ),
+    # Twice the bytes in 1.8 times the cycles.
+    (
+        {"trip_cycles": (1000, 1800), "trip_cycles_loaded": (1000, 1800), "trip_bytes": (512, 1024)},
+        "model: 10 % fewer cycles a byte",
+        "better",
+    ),
+    ({"trip_bytes": (1024, 512)}, "model: 100 % more cycles a byte", "worse"),
+)
+
+
+def test_verdicts() -> None:
+    for facts, text, tone in VERDICTS:
+        found = cycles(facts)
+        assert found is not None and (found.text, found.tone) == (text, tone)
+    for none in ({"registers": (1, 2)}, {"trip_cycles": (None, 5)}, {"trip_cycles": (5, 0)}):
+        assert cycles(none) is None
+
+
+def test_many_kernels_of_one_name_are_one_line() -> None:
+    """Six sets, each with its own facts; the ranges, the sets at both ends, and what is the same."""
+    deltas = [
+        Delta(
+            f"set{n}/decode",
+            "sm_80",
+            "changed",
+            {
+                "registers": (64, 64 + n),
+                "spills": (0, 8 * (n == 5)),
+                "trip_cycles": (1000, 960 + 10 * n),
+                "machine_code": (1, n),
+            },
+        )
+        for n in range(6)
+    ]
+    (line,) = lines(deltas)
+    assert styled(line).plain == (
+        "decode sm_80: model: 4 % fewer (set0) to 1 % more (set5) cycles, registers +0 to +5,\n"
+        "    spills +0 to +8, other machine code in 6  6 sets, --json has each"
+    )
+    assert [line.title for line in lines(deltas[:4])] == [f"set{n}/decode sm_80" for n in range(4)]
+    added = [Delta(f"set{n}/decode", "sm_80", "added", {"registers": (None, n)}) for n in range(6)]
+    (line,) = lines(added)
+    assert styled(line).plain == "decode sm_80: added in 6 sets"
+
+
+def test_the_same_counts(toy: Folder) -> None:
+    """Kernels of which only the machine code differs are named in one line."""
+    for set_name, code in (("a", 1), ("b", 1)):
+        record(toy, set_name, {op: {"sm_80": FACTS | {"machine_code": code}} for op in ("copy", "fill")})
+    git(toy, "commit", "-qam", "recorded")
+    record(toy, "a", {op: {"sm_80": FACTS | {"machine_code": 2}} for op in ("copy", "fill")})
+    assert toy.kvgen("diff", "--against", "HEAD").stdout == "other machine code with the same counts: a/copy, a/fill\n"
 
 
 def step_of_workflow(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A set whose mla_decode has a file for each code family, through the verbs: build, check, compile, diff, show, export."""
+"""A set whose mla_decode has files for each code family, through the verbs: build, check, compile, diff, show, export."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ kernels = KernelSet(
     arch=["sm_80", "sm_90a"],
 )
 '''
-FILES = ["mla_decode.cu", "mla_decode_plan.cu", "mla_decode_sm_90a.cu"]
+FILES = ["mla_decode.cu", "mla_decode_plan.cu", "mla_decode_plan_sm_90a.cu", "mla_decode_sm_90a.cu"]
 PAIRS = [
     ("mla_decode", "sm_80"),
     ("mla_decode_sm_90a", "sm_90a"),
     ("mla_decode_plan", "sm_80"),
-    ("mla_decode_plan", "sm_90a"),
+    ("mla_decode_plan_sm_90a", "sm_90a"),
 ]
 
 
@@ -71,7 +71,9 @@ def test_files_and_records_come_and_go_with_architectures(latent: Folder) -> Non
     two, one = ({path: data.decode() for path, data in tree.items()} for tree in (before, latent.tree()))
     for old, new, state in ((two, one, "removed"), (one, two, "added")):
         states = {(d.kernel, d.arch): d.state for d in deltas_of(old, new, "generated")}
-        assert states["latent/mla_decode_sm_90a", "sm_90a"] == states["latent/mla_decode_plan", "sm_90a"] == state
+        assert (
+            states["latent/mla_decode_sm_90a", "sm_90a"] == states["latent/mla_decode_plan_sm_90a", "sm_90a"] == state
+        )
     latent.change("specs/latent.py", '"sm_80"', '"sm_80", "sm_90a"')
     latent.kvgen("build", "latent/mla_decode")
     assert file.read_text(encoding="utf-8") == text
@@ -83,7 +85,7 @@ def test_each_target_compiles_the_file_that_it_takes(latent: Folder, tmp_path: P
         ("mla_decode", "sm_100f"),
         ("mla_decode_sm_90a", "sm_90a"),
         ("mla_decode_plan", "sm_100f"),
-        ("mla_decode_plan", "sm_90a"),
+        ("mla_decode_plan_sm_90a", "sm_90a"),
     ]
     folder = tmp_path / "cubins"
     latent.kvgen("compile", "-o", str(folder))
@@ -96,22 +98,29 @@ def test_each_target_compiles_the_file_that_it_takes(latent: Folder, tmp_path: P
 def test_what_is_shown(latent: Folder) -> None:
     """Which file runs where and why; an operation's code is its files', machine code the target's."""
     said = latent.kvgen("show", "latent/mla_decode", "--plan").stdout
-    assert "mla_decode: latent_mla_decode from templates/ops/mla_decode.cu.j2, on sm_80\n" in said
-    assert "mla_decode_sm_90a: latent_mla_decode from templates/ops/mla_decode_wgmma.cu.j2, on sm_90a\n" in said
-    assert "products of warpgroups, which sm_90a has, columns on M" in said
-    assert "from templates/ops/decode_plan.cu.j2\n" in said
+    assert "mla_decode: latent_mla_decode from templates/ops/mla_mma.cu.j2, on sm_80\n" in said
+    assert "mla_decode_sm_90a: latent_mla_decode from templates/ops/mla_sm90.cu.j2, on sm_90a\n" in said
+    assert "mla_sm90: rows widened by warps of their own, products of warpgroups; columns on M\n" in said
+    assert (
+        "not      mla_sm90: no wgmma\n" in said
+        and "not      mla_sm90_few_heads: a request's table names its rows\n" in said
+    )
+    for file, arch in (("mla_decode_plan", "sm_80"), ("mla_decode_plan_sm_90a", "sm_90a")):
+        assert f"{file}: latent_mla_decode_plan from templates/ops/decode_plan.cu.j2, on {arch}\n" in said
     found: Any = json.loads(latent.kvgen("show", "latent", "--plan", "--json").stdout)
     assert [(k["name"], k["archs"]) for k in found[0]["kernels"]] == [
         ("mla_decode", ["sm_80"]),
         ("mla_decode_sm_90a", ["sm_90a"]),
-        ("mla_decode_plan", ["sm_80", "sm_90a"]),
+        ("mla_decode_plan", ["sm_80"]),
+        ("mla_decode_plan_sm_90a", ["sm_90a"]),
     ]
-    assert found[0]["kernels"][0]["attention"]["rings"].keys() == {"sm_80"}
+    chosen = [k["attention"] and (k["attention"]["kernel"], list(k["attention"]["on"])) for k in found[0]["kernels"]]
+    assert chosen == [("mla_mma", ["sm_80"]), ("mla_sm90", ["sm_90a"]), None, None]
     latent.change("specs/latent.py", '"sm_80", ', '"sm_80", "sm_89", ')
     said = latent.kvgen("show", "latent/mla_decode", "--plan").stdout
-    assert (
-        "no warpgroups on sm_90a: sm_80, sm_89: a block has room for 32 columns, a product has 64, and one plan" in said
-    )
+    assert "mla_decode_sm_90a: latent_mla_decode from templates/ops/mla_sm90.cu.j2, on sm_90a\n" in said
+    assert "mla_decode_sm_89: latent_mla_decode from templates/ops/mla_mma.cu.j2, on sm_89\n" in said
+    assert "a block has room for 32, 2 blocks share a kv head's columns, and each reads its tokens" in said
     ptx = latent.kvgen("show", "latent/mla_decode", "--ptx", "--arch", "sm_89").stdout
     assert "wgmma" not in ptx
 
@@ -124,12 +133,13 @@ def test_the_other_file_alone_is_shown_for_its_target(latent: Folder) -> None:
     assert all(f"==> latent/{name.removesuffix('.cu')} <==" in flat for name in FILES)
 
 
-def test_a_second_family_is_a_file_more_in_a_diff(latent: Folder) -> None:
+def test_a_second_family_is_two_files_more_in_a_diff(latent: Folder) -> None:
     latent.change("specs/latent.py", '"sm_80", "sm_90a"', '"sm_80", "sm_100f"')
     latent.kvgen("build")
     latent.change("specs/latent.py", '"sm_80", "sm_100f"', '"sm_80", "sm_90a"')
     said = latent.kvgen("diff", "latent/mla_decode").stdout
-    assert "--- /dev/null\n+++ generated/latent/mla_decode_sm_90a.cu\n" in said
+    for file in ("mla_decode_sm_90a", "mla_decode_plan_sm_90a"):
+        assert f"--- /dev/null\n+++ generated/latent/{file}.cu\n" in said
 
 
 def test_an_export_has_both(latent: Folder, tmp_path: Path) -> None:
@@ -138,6 +148,6 @@ def test_an_export_has_both(latent: Folder, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "out" / "latent").iterdir()) == FILES
     cmake = (tmp_path / "out" / "CMakeLists.txt").read_text(encoding="utf-8")
     assert "kvgen_cubins(latent sm_80 mla_decode mla_decode_plan)\n" in cmake
-    assert "kvgen_cubins(latent sm_90a mla_decode_sm_90a mla_decode_plan)\n" in cmake
+    assert "kvgen_cubins(latent sm_90a mla_decode_sm_90a mla_decode_plan_sm_90a)\n" in cmake
     header = (tmp_path / "out" / "latent.h").read_text(encoding="utf-8")
     assert 'if (arch == Arch::sm_90a) return "mla_decode_sm_90a";\n    return "mla_decode";' in header

@@ -45,7 +45,7 @@ def left_over(folder: Path) -> list[str]:
     return [p.name for p in folder.rglob(".*") if p.is_file()]
 
 
-@pytest.mark.parametrize(("at", "half"), [(0, False), (3, True), (40, False)])
+@pytest.mark.parametrize(("at", "half"), [(0, False), (3, True), (20, False)])
 def test_killed_in_build(project: Folder, monkeypatch: pytest.MonkeyPatch, at: int, half: bool) -> None:
     killed(lambda: project.kvgen("build"), monkeypatch, at, half=half)
     (name,) = left_over(project.out)

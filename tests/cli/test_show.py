@@ -21,7 +21,9 @@ def test_the_generated_file_itself(built: Folder) -> None:
 def test_a_set_shows_all_its_files(project: Folder) -> None:
     said = project.kvgen("show", "wide").stdout
     heads = re.findall(r"^==> (.*) <==$", said, re.M)
-    assert heads == [f"generated/wide/{name}" for name in ("__init__.py", "append.cu", "cache.cuh", "gather.cu")]
+    assert heads == [
+        f"generated/wide/{name}" for name in ("__init__.py", "_table.py", "append.cu", "cache.cuh", "gather.cu")
+    ]
 
 
 def test_globs(project: Folder) -> None:
@@ -174,19 +176,22 @@ def test_which_kernel_attends(empty: Folder) -> None:
     empty.spec("exact", q_heads=8, ops="ops.Decode()")
     empty.change("specs/exact.py", 'dtype="bf16"', 'dtype="f32"')
     said = empty.kvgen("show", "fast", "--plan").stdout
-    assert "     tensor cores: " in said
+    assert "     decode_mma: 16-bit operands, tokens on M\n" in said and "     not " not in said
     assert "columns  4: 1 row of 4 query heads; a block has room for 8, one block has them all\n" in said
     assert "columns  8: up to 2 rows of 4 query heads" in said
     assert re.search(r"\n +sm_90a: rings of \d tiles, 2 blocks a multiprocessor, \d+ KB in flight there\n", said)
     assert "split    none: a block for each request\n" in said
     assert "split    invariant: a planner cuts requests into chunks of 256 tokens\n" in said
     assert re.search(r"threads, dynamic shared memory: \d+ bytes on sm_80, \d+ bytes on sm_90a\n", said)
-    assert "CUDA cores: f32 values would lose bits" in empty.kvgen("show", "exact", "--plan").stdout
+    exact = empty.kvgen("show", "exact", "--plan").stdout
+    assert "     decode_simt: f32 products on CUDA cores, dims over lanes\n" in exact
+    assert "not      decode_mma: f32 values would lose bits as operands of tensor cores\n" in exact
     (found,) = json.loads(empty.kvgen("show", "fast", "--plan", "--json").stdout)
     append, decode, cut, planner = (kernel["attention"] for kernel in found["kernels"])
     assert append is planner is None
-    assert (decode["walk"], decode["split"], cut["chunk"]) == ("tensor cores", "none", 256)
-    large = decode["rings"]["sm_90a"]
+    assert (decode["kernel"], decode["split"], cut["chunk"]) == ("decode_mma", "none", 256)
+    large = decode["on"]["sm_90a"]
+    assert large["why_not"] == {}
     each = decode["teams"] * decode["tile_tokens"] * 2 * 64 * 2
     assert large["bytes_in_flight"] == large["blocks"] * (large["stages"] - 1) * each
 

@@ -12,6 +12,7 @@ import pytest
 
 from kvgen.compile import (
     Image,
+    Launchers,
     Manifest,
     Unit,
     compile_many,
@@ -125,7 +126,7 @@ def test_a_path_out_of_the_folder_is_refused(folder: Path, file: str) -> None:
 
 
 SET = (
-    '{"schema": 1, "kernels": [], "sets": [{"set": "a", "file": "a/launchers.py", "digest": "0", "sha256": "0", "abi": 7, '
+    '{"schema": 1, "kernels": [], "sets": [{"set": "a", "file": "a/launchers.py", "digest": "0", "sha256": "0", "abi": 8, '
     '"kernels": {}, "elsewhere": %s}]}'
 )
 
@@ -227,7 +228,7 @@ def test_writers_at_once_lose_no_set(tmp_path: Path) -> None:
 
     def write(writer: int) -> None:
         for i in range(8):
-            write_folder(tmp_path, [], {}, {f"s{writer}_{i}": "launchers"})
+            write_folder(tmp_path, [], {}, {f"s{writer}_{i}": Launchers("launchers", "table")})
 
     threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
     for thread in threads:

@@ -89,7 +89,7 @@ def test_every_fact_is_explained() -> None:
     text = (paths.templates_root().parent / "docs/review.md").read_text(encoding="utf-8")
     table = text.split("| fact | what |\n")[1].split("\n\n")[0]
     facts = re.findall(r"^\| `(\w+)` \|", table, re.M)
-    assert facts == ["registers", "spills", "shared", "instructions", *CLASSES, "machine_code"]
+    assert facts == ["registers", "spills", "shared", "blocks", "instructions", *CLASSES, "machine_code"]
 
 
 @needs_tool

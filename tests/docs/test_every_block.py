@@ -69,7 +69,7 @@ UNTESTED: Final = {
     ("quickstart.md", "pip install"): "it needs the package index; .github/workflows/release.yml tries the wheel",
     ("quantization.md", "dequantized value ="): "a formula",
     ("review.md", '"append": {'): "lines of a file, and of what `kvgen diff` prints, cut short",
-    ("review.md", "--- generated/llama3_8b/append.cu"): "lines of what `kvgen diff` prints, cut short",
+    ("review.md", "llama3_8b: cache.page_size 16 -> 64"): "lines of what `kvgen diff` prints, cut short",
     ("shipping.md", "KVGEN_CUBINS=/opt/engine/cubins"): "the reader's program; tests/runtime/test_module.py sets both",
     ("testing.md", "make test-torch"): "it needs PyTorch, and is the run of all tests that do",
     ("testing.md", "make test-engines"): "it needs PyTorch and vLLM, and is the run of all tests that do",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvgen import KernelSet, Paged, Quant, ops
+from kvgen import KernelSet, Latent, Paged, Quant, ops
 from kvgen.codegen.emit import render_all, set_plans
 from kvgen.codegen.render import render
 from kvgen.compile import Unit, compile_unit
@@ -208,18 +209,42 @@ def test_a_grid_over_a_size_that_the_kernel_does_not_take_is_refused() -> None:
 
 
 def test_workspaces_are_divided_as_in_python(tmp_path: Path) -> None:
-    loaded = small(ops.Decode(split="balanced"), ops.Decode(name="fixed", split="invariant"))
-    exported(tmp_path, loaded)
-    plans = {op.name: op.split_plan(loaded.kernels) for op in loaded.kernels.ops}
+    """On each architecture as its kernel asks: sm_89 has room for smaller blocks of an extend, and for half of mla_decode's
+    columns."""
+    archs = ("sm_80", "sm_89", "sm_90a")
+    decodes = ops.Decode(split="balanced"), ops.Decode(name="fixed", split="invariant"), ops.Extend()
+    latent = ops.MlaDecode(name="decode", scale=0.1, split="balanced")
+    sets = {
+        "small": KernelSet(
+            name="small",
+            q_heads=4,
+            cache=Paged(dtype="f16", kv_heads=2, head_dim=192, page_size=16),
+            ops=decodes,
+            arch=archs,
+        ),
+        "rows": KernelSet(
+            name="rows", q_heads=128, cache=Latent(dtype="bf16", page_size=64), ops=(latent,), arch=archs
+        ),
+    }
+    exported(tmp_path, *(LoadedSet(kernels, f"specs/{name}.py", "A small set.") for name, kernels in sets.items()))
+    plans = {(name, op.name): op.plan(kernels)[0] for name, kernels in sets.items() for op in kernels.ops}
+    differing = {name: len({plan.on(arch).split for arch in archs}) for (_, name), plan in plans.items()}
+    assert differing == {"decode": 2, "fixed": 1, "extend": 2}
     lines = []
     for rows, sms, tokens in ((1, 1, 0), (2, 132, 1), (77, 78, 100_000), (4096, 148, 131_072), (65_535, 65_535, 2**20)):
-        for name, plan in plans.items():
-            assert isinstance(plan, SplitPlan)
-            sizes = plan.sizes(rows, tokens, sms)
-            made = f"small::{name}_workspace({rows}, {sms}{f', {tokens}' if plan.chunk_tokens else ''})"
+        for ((name, op), plan), arch in itertools.product(plans.items(), archs):
+            split = plan.on(arch).split
+            assert isinstance(split, SplitPlan)
+            sizes = split.sizes(rows, tokens, sms)
+            made = f"{name}::{op}_workspace({rows}, {sms}{f', {tokens}' if split.chunk_tokens else ''}, Arch::{arch})"
             lines += [f"static_assert({made}.{field} == {value}ull);" for field, value in sizes.items()]
-    lines += ["static_assert(small::decode_workspace(0, 1).bytes == 0 && small::decode_workspace(1, 0).bytes == 0);"]
-    text = '#include "small.h"\nusing namespace kvgen;\nint main() {\n' + "\n".join(lines) + "\nreturn 0; }\n"
+    for none in ("0, 1", "1, 0"):
+        lines.append(f"static_assert(small::decode_workspace({none}, Arch::sm_80).bytes == 0);")
+    text = (
+        '#include "small.h"\n#include "rows.h"\nusing namespace kvgen;\nint main() {\n'
+        + "\n".join(lines)
+        + "\nreturn 0; }\n"
+    )
     run(str(program(tmp_path, text, tmp_path)))
 
 
@@ -231,7 +256,7 @@ def test_problem_names_the_member_and_the_rule(tmp_path: Path) -> None:
 using namespace kvgen;
 int main() {
   small::AppendArguments a;
-  auto say = [&] { const char* text = small::problem(a); std::puts(text == nullptr ? "fine" : text); };
+  auto say = [&] { const char* text = small::problem(a, Arch::sm_80); std::puts(text == nullptr ? "fine" : text); };
   say();
   a.num_rows = 3;
   say();
@@ -388,7 +413,7 @@ int main(int, char** argv) {
   Step step{};
   step.pools.layers = 2;
   step.tables.B = 3;
-  step.workspace = llama::decode_workspace(8, 132);
+  step.workspace = llama::decode_workspace(8, 132, Arch::sm_90a);
   decode_step(Kernels(argv[1], Arch::sm_90a), nullptr, step);
 }
 """

@@ -20,14 +20,15 @@ from kvgen.config import find_config
 from kvgen.export.header import header_context
 from kvgen.paths import templates_root
 from kvgen.plan.params import Array, Count, Scalar, Size
-from kvgen.runtime import cuda, gpu, tensor_map
+from kvgen.plan.split_plan import SplitPlan
+from kvgen.runtime import Workspace, cuda, gpu, tensor_map
 from kvgen.runtime.arrays import ArrayView
 from kvgen.runtime.other_cache import OtherCache
 from kvgen.runtime.page_pool import PagePool
 from kvgen.schema.loader import LoadedSet, load_folder
 from tests.export.toolchain import program, run
 from tests.support import call_tables
-from tests.support.call_tables import SETS, Call, Memory, calls
+from tests.support.call_tables import DEVICE, SETS, Call, Memory, calls, workspace_at
 from tests.support.launching import NotingDriver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,7 @@ def launched(call: Call, label: str, capability: tuple[int, int]) -> Expected:
         gpu._function.cache_clear()
         cache = call.cache()
         given = [call.arguments[p.name] for p in call.kernel.arguments]
+        given = [workspace_at(call.op, w.view.pointer, DEVICE) if isinstance(w, Workspace) else w for w in given]
         call.op.prepare(cache if call.kernel.all_layers else cache[1], given, None, call.kernel, call.planned_rows)()
         gpu._function.cache_clear()
     (found,) = driver.launches
@@ -146,17 +148,13 @@ def in_cpp(call: Call, label: str, archs: tuple[str, ...]) -> list[str]:
     lines += filled("Cache", "", cache, call.pools, call.tables, layers)
     lines += [f"{title}Arguments a;", f"a.cache = layers[{0 if kernel.all_layers else 1}];"]
     dims: dict[str, int] = {"one": 1}
+    workspace = 0
     for table in cache.TABLES:
         dims |= sizes_of(table.shape, call.tables[table.name])
     for p in kernel.params:
         given = call.arguments.get(p.name)
         if isinstance(p, Array) and p.name == "workspace":
-            op = call.op.KERNEL.file.removesuffix(".cu")
-            split = call.op.SPLIT_PLAN  # type: ignore[attr-defined]
-            tokens = f", {WORKSPACE['max_tokens']}" if split.chunk_tokens else ""
-            made = f"{op}_workspace({WORKSPACE['max_rows']}, {WORKSPACE['multiprocessors']}{tokens})"
-            lines.append(f"use({made}, kvgen::device_pointer<uint8_t>({given.view.pointer}ull), &a);")
-            lines.append(f"if ({made}.bytes != {given.nbytes}) return 1;")
+            workspace = given.view.pointer
         elif isinstance(p, Array):
             dims |= sizes_of(p.shape, given)
             lines.append(f"set(a.{p.name}, {given.pointer}ull);")
@@ -183,13 +181,27 @@ def in_cpp(call: Call, label: str, archs: tuple[str, ...]) -> list[str]:
     lines.append("const std::vector<size_t> sizes = {sizeof(a.cache)")
     lines += [f", sizeof(a.{p.name})" for p in kernel.params] + ["};", "note_sizes(sizes);"]
     for arch in archs:
+        if workspace:
+            op, split = call.op.KERNEL.file.removesuffix(".cu"), split_on(call.op, arch)
+            tokens = f", {WORKSPACE['max_tokens']}" if split.chunk_tokens else ""
+            made = (
+                f"{op}_workspace({WORKSPACE['max_rows']}, {WORKSPACE['multiprocessors']}{tokens}, kvgen::Arch::{arch})"
+            )
+            lines.append(f"use({made}, kvgen::device_pointer<uint8_t>({workspace}ull), &a);")
+            lines.append(f"if ({made}.bytes != {split.sizes(**WORKSPACE)['bytes']}) return 1;")
         lines += [
             '{ CUfunction f; CUmodule m; if (cuModuleLoadData(&m, "") != CUDA_SUCCESS) return 1;',
             f"if (kvgen::load<{title}Kernel>(&f, m, kvgen::Arch::{arch}) != CUDA_SUCCESS) return 1;",
-            "if (const char* wrong = problem(a)) { std::puts(wrong); return 1; }",
+            f"if (const char* wrong = problem(a, kvgen::Arch::{arch})) {{ std::puts(wrong); return 1; }}",
             f"if ({name}(f, nullptr, a, kvgen::Arch::{arch}) != CUDA_SUCCESS) return 1; }}",
         ]
     return [*lines, "}"]
+
+
+def split_on(op: Any, arch: str) -> SplitPlan:
+    """How the launcher divides a workspace on an architecture."""
+    found: SplitPlan = op.SPLIT_PLANS.get(arch, op.SPLIT_PLAN)
+    return found
 
 
 def per_layer(kind: Any) -> bool:

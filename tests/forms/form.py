@@ -4,9 +4,9 @@ A kernel is its template's context and that of its cache. Their dataclasses are 
 pages, the kernel itself, rows and what is done to them. A subject has *features*: flags that are set, names, numbers by which
 code branches. A **form** is a template, a subject of it and one feature, or two features of a subject together:
 
-    extend_wgmma | K: nvfp4_max
-    extend_wgmma | K: groups & zero
-    decode | mask: ahead & tree
+    extend_sm90 | K: nvfp4_max
+    extend_sm90 | K: groups & zero
+    decode_mma | mask: ahead & tree
     CUDA cores | elements: e2m1x2 & short group
 
 Two features meet in the code that both are in. Where templates share that code, the pair is a form of all of them together
@@ -24,7 +24,10 @@ from itertools import combinations
 from pathlib import PurePath
 from typing import Any, Final
 
+from kvgen.lowering.attention.decode_mma import DecodeMma
+from kvgen.lowering.attention.extend_sm90 import Widening
 from kvgen.lowering.attention.masks_scores import AttentionContext
+from kvgen.lowering.attention.operand import Operand
 from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.offsets import OffsetContext
 from kvgen.lowering.segments import ScaleContext, SegmentContext
@@ -38,7 +41,6 @@ PRESENT: Final = frozenset(
         "hadamard",
         "list_tile",
         "narrow_cols",
-        "other_file",
         "pad",
         "pads",
         "rate",
@@ -46,9 +48,6 @@ PRESENT: Final = frozenset(
         "rotary_begin",
         "rotary_dim",
         "turning",
-        "warpgroup_list_tile",
-        "warpgroup_tile",
-        "wgmma_file",
         "k_head_chunks",
         "k_head_groups",
         "v_head_chunks",
@@ -77,7 +76,6 @@ SEVERAL: Final = frozenset(
         "n_teams",
         "norm_structs",
         "parts",
-        "planned_blocks",
         "runs",
         "sections",
         "split",
@@ -85,8 +83,6 @@ SEVERAL: Final = frozenset(
         "tiles",
         "writes",
         "rows",
-        "k_groups",
-        "v_groups",
         "records",
     ]
 )
@@ -96,8 +92,6 @@ STEPS: Final = frozenset(
         "apart",
         "batch",
         "issue",
-        "k_access",
-        "k_scale_run",
         "k_width",
         "lanes",
         "m_tiles",
@@ -110,8 +104,6 @@ STEPS: Final = frozenset(
         "together",
         "tokens",
         "units",
-        "v_access",
-        "v_scale_run",
         "v_width",
         "vec",
         "warps_k",
@@ -129,7 +121,6 @@ NAMES: Final = frozenset(
         "elem",
         "element",
         "given",
-        "k_use",
         "operand",
         "out_elem",
         "policy",
@@ -137,7 +128,6 @@ NAMES: Final = frozenset(
         "stored",
         "struct",
         "type",
-        "v_use",
         "value",
         "rope_struct",
     ]
@@ -179,11 +169,7 @@ LEFT_OUT: Final = frozenset(
         "header",
         "headers",
         "held",
-        "in_flight",
         "indices",
-        "k_bytes",
-        "k_pitch",
-        "k_step",
         "largest",
         "latent",
         "latent_bytes",
@@ -249,10 +235,7 @@ LEFT_OUT: Final = frozenset(
         "token_bytes",
         "together_bytes",
         "union_bytes",
-        "v_bytes",
-        "v_pitch",
         "v_size",
-        "v_step",
         "values",
         "vector",
         "vectors",
@@ -270,15 +253,16 @@ LEFT_OUT: Final = frozenset(
         "lines",
         "map",
         "merged_bytes",
-        "beside_bytes",
         "tile_bytes",
         "code_bytes",
         "record",
         "scales",
         "usual_scale",
-        "large",
-        "middle",
-        "small",
+        "choices",
+        "fixed_bytes",
+        "flight_bytes",
+        "value_groups",
+        "merged_bytes",
     ]
 )
 # Fields of a cache's context that `_of_pages` and `_of_segment` read, and where its tensors lie.
@@ -314,10 +298,7 @@ _WITHIN: Final = frozenset(
         "HeadContext",
         "NormContext",
         "View",
-        "RecordsShape",
         "Shape",
-        "PairsShape",
-        "WarpgroupsShape",
         "LatentRow",
         "SharedBytes",
         "Widening",
@@ -329,19 +310,25 @@ _WITHIN: Final = frozenset(
 # or groups have ways of their own by their types.
 _NO_ELEMENTS: Final = ("append_q", "decode_plan", "extend_plan", "mla_decode_plan")
 _ALIKE: Final = ("append", "gather", "scatter", "convert")
-_BY_SCALES: Final = ("decode", "extend", "extend_wgmma", "mla_decode", "mla_decode_widened")
+_BY_SCALES: Final = ("decode_mma", "extend_mma", "extend_sm90", "mla_mma", "mla_sm90")
 # Templates that choose scales, and recipes that are all the same to those that read.
 _WRITERS: Final = ("append", "scatter", "convert")
 _READ_ALIKE: Final = ("amax", "pow2", "amax_raised", "pow2_raised", "norm", "unit")
 # Subjects that say again what others say, and such that are another one's.
 _SAME: Final = ("norm_structs", "head_structs", "tiles")
 _RENAMED: Final = {"row_norms": "parts", "d": "attention"}
+# Fields that follow from others.
+_FOLLOW: Final = ("maps",)
+# What a template asks of an operand: flags, and "several" groups; scales' path, access and copied run are asked by all.
+_OPERAND_FLAGS: Final = ("given", "global_scale", "powers", "tables")
+_DECODE_FLAGS: Final = (*_OPERAND_FLAGS, "biased", "direct")
+_KEY_FLAGS: Final = (*_DECODE_FLAGS, "bf16", "sums", "zero")
 # Subjects of a kind of their own.
 _ELSEWHERE: Final = (AttentionContext, SegmentContext, ScaleContext, OffsetContext, CacheContext)
 _LOW: Final = ("e4m3", "e5m2", "e2m1", "e8m0")
 # Templates that share the device code of a subject; that of pages, and of queries and outputs, is every template's.
 _CUDA_CORES: Final = ("decode_simt", "extend_simt")
-_TENSOR_CORES: Final = ("decode", "extend")
+_TENSOR_CORES: Final = ("decode_mma", "extend_mma")
 _EVERY: Final = ("pages", "attention")
 # Conversions that an architecture lacks are made one by one, whatever else a kernel does.
 _UNPAIRED: Final = ("before sm_89", "from sm_89 on")
@@ -454,11 +441,13 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
             for f in fields(each):
                 value = getattr(each, f.name)
                 name = prefix + f.name
-                if isinstance(value, _ELSEWHERE):
+                if isinstance(value, _ELSEWHERE) or f.name in _FOLLOW or (f.name == "tiles" and f.type == "int"):
                     continue
-                if is_dataclass(value):
+                if isinstance(value, Operand):
+                    features.update(_operand(value, each))
+                elif is_dataclass(value):
                     if type(value).__name__ in _WITHIN:
-                        features.add(name)
+                        features.update([] if f.name in ("shape", "memory") else [name])
                         inside.append((f"{f.name}." if subject != "kernel" else "", value))
                     else:
                         pending.append((f.name, value))
@@ -468,6 +457,21 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
                 else:
                     features.update(_feature(prefix, f.name, value))
         yield subject, features
+
+
+def _operand(operand: Operand, around: object) -> Iterator[str]:
+    """What the template of a context `around` asks of K or V as an operand."""
+    of, decode = operand.role[0], isinstance(around, DecodeMma)
+    flags = _OPERAND_FLAGS if not decode else _KEY_FLAGS if of == "k" else _DECODE_FLAGS
+    yield f"{of}_use {operand.use}"
+    yield from (f"{of}_{flag}" for flag in flags if getattr(operand, flag))
+    if isinstance(around, Widening):
+        return
+    yield from ["tables"] * operand.tables
+    yield from ["scales_anywhere"] * (decode and not operand.scales_aligned)
+    yield from (f"{of}_access={operand.access}", f"{of}_scale_run={operand.scale_run}")
+    if isinstance(around, DecodeMma) and (operand.groups if of == "k" else around.value_groups) > 1:
+        yield f"several {of}_groups"
 
 
 def _feature(prefix: str, field: str, value: Any) -> Iterator[str]:
@@ -495,7 +499,7 @@ def unknown(node: Any) -> set[str]:
     known = PRESENT | SEVERAL | STEPS | NAMES | LEFT_OUT | (_OF_CACHES if of_cache else frozenset())
     for f in fields(node):
         value = getattr(node, f.name)
-        if isinstance(value, (*_ELSEWHERE, bool)) or value is None:
+        if isinstance(value, (*_ELSEWHERE, Operand, bool)) or value is None:
             continue
         if is_dataclass(value):
             found |= unknown(value)

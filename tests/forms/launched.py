@@ -52,8 +52,8 @@ def install() -> None:
 
     templated, made, run = emit._templated, cpu.cpu_kernel, launch.Kernel.launch
 
-    def rendered(path: str, spec: str, template: str, context: object, *, given_scales: bool = False) -> emit.File:
-        file = templated(path, spec, template, context, given_scales=given_scales)
+    def rendered(path: str, spec: str, template: str, context: object, **more: bool | str) -> emit.File:
+        file = templated(path, spec, template, context, **more)
         if path.endswith((".cu", ".cuh")):
             _files[_digest(file.text)] = (template, context)
         return file

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from kvgen import KernelSet, ops
+from kvgen.architectures import Arch
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.attention.indexer import TOKENS
 from kvgen.plan.params import Scalar
-from kvgen.schema.kernel_set import Arch
 from tests.ops import (
     test_copied_layers,
     test_decode_page_lists,

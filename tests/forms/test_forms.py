@@ -72,7 +72,7 @@ def test_every_field_of_contexts_is_known() -> None:
         kernels = drawn(f"fields {i}")
         found |= form.unknown(cache_context(lower(kernels.kv), ""))
         for plan in kernels.ops[0].plan(kernels):
-            for _, here in (("", plan), *plan.elsewhere):
+            for _, here in (("", plan), *plan.by_arch):
                 found |= form.unknown(here.context)
     assert not found
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, Ragged, models, ops
+from kvgen.architectures import Arch
 from kvgen.cases.closeness import terms
 from kvgen.reference import cache_rows
 from kvgen.reference.attention import Arguments, Standing, modified, visible
 from kvgen.reference.decode import products, weighted
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from kvgen.schema.kernel_set import Arch
 from tests.models.prompts import KEPT, RECORDED, TOKENS, Floats, Prompt
 from tests.support.harness import package
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import CSR, Block, KernelSet, Layout, Paged, Quant, Score, ops
-from kvgen.lowering.attention import mma
+from kvgen.lowering.attention.decode_mma import DecodeMma
 from kvgen.reference.elements import Elements
 from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
@@ -82,9 +82,8 @@ def _step(name: str, totals: tuple[int, ...], **fields: Any) -> Step:
 def test_tensor_cores(name: str) -> None:
     """The sets are for what tensor cores do, one of them in several warps a tile."""
     kernels, (op,) = SETS[name], SETS[name].ops
-    assert isinstance(op, ops.Decode) and not mma.hindrance(kernels, op.rows, asks=op.score is not None)
-    shape = mma.shape(kernels, op.rows)
-    assert shape is not None and (shape.team_warps > 1) == (name == "tree")
+    context = op.plan(kernels)[0].context
+    assert isinstance(context, DecodeMma) and (context.shape.team_warps > 1) == (name == "tree")
 
 
 @pytest.mark.parametrize("name", SETS)

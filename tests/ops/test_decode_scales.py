@@ -16,7 +16,7 @@ from kvgen.compile.sass import sass
 from kvgen.cycles.facts import awaited_loads, work_loop
 from kvgen.cycles.flow import blocks
 from kvgen.layout.storage import PoolTensor
-from kvgen.lowering.attention import mma
+from kvgen.lowering.attention.decode_mma import DecodeMma
 from tests.compile.test_sass import needs_tool
 from tests.ops.test_decode import decode_scene
 from tests.support.batches import PLAIN
@@ -177,11 +177,9 @@ def one_row_each(scene: Scene) -> Raw:
 def test_copies(name: str) -> None:
     """What a copy brings is what the set is for."""
     kernels, runs = (SETS | MORE)[name]
-    assert not mma.hindrance(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
-    k, v = (parts[0] for parts in kernels.cache.storage.roles.values())
-    shape = mma.shape(kernels, kernels.ops[0].rows)  # type: ignore[attr-defined]
-    assert shape is not None and shape.heads == (2 if name in TWO_HEADS else 1)
-    assert (mma.scale_run(k, "key", shape.heads), mma.scale_run(v, "value", shape.heads)) == runs
+    context = kernels.ops[0].plan(kernels)[0].context
+    assert isinstance(context, DecodeMma) and context.shape.heads == (2 if name in TWO_HEADS else 1)
+    assert (context.key.scale_run, context.value.scale_run) == runs
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -190,7 +188,11 @@ def test_f16_caches_do_not_go_with_bf16(rows: int) -> None:
     kernels, _ = scaled("mx_f16", 16, 2, 128, (0, 0), kind="f16", rows=rows, dtype="e4m3", block=Block(dim=32), **E8M0)
     why = "e8m0 scales of groups of dims fit bf16 operands alone, and q and weights of f16 have more bits"
     role = "V" if rows == 1 else "K"  # scales of K multiply sums where columns are few
-    assert kernels.ops[0].walk(kernels) == ("CUDA cores", f"{role}: {why}")  # type: ignore[attr-defined]
+    op = kernels.ops[0]
+    assert isinstance(op, ops.Decode)
+    assert {(c.name, c.why_not) for c in op.choices(kernels).values()} == {
+        ("decode_simt", (("decode_mma", f"{role}: {why}"),))
+    }
 
 
 @pytest.mark.parametrize("move", ["", "aligned", "unaligned"])

@@ -51,8 +51,8 @@ def test_every_cache_that_decode_reads() -> None:
     for kernels in decoded().values():
         op = kernels.ops[0]
         assert isinstance(op, Extend) and len(op.plan(kernels)) == 2
-        walks.add(op.walk(kernels)[0])
-    assert walks == {"tensor cores", "CUDA cores"}
+        walks |= {choice.name for choice in op.choices(kernels).values()}
+    assert walks == {"extend_sm90", "extend_mma", "extend_simt"}
 
 
 def test_heads_of_any_two_dims_have_a_block() -> None:
@@ -60,7 +60,7 @@ def test_heads_of_any_two_dims_have_a_block() -> None:
     for k, v in product((1, 128, 129, 620, 1024), repeat=2):
         cache = Paged(dtype="f32", kv_heads=1, head_dim=k, v_head_dim=v, page_size=16, layout=Layout(k=ROWS, v=ROWS))
         kernels = KernelSet(name="dims", q_heads=1, cache=cache, ops=(Extend(),))
-        assert Extend().shape(kernels).shared("sm_89") <= 99 << 10, (k, v)
+        assert Extend().plan(kernels)[0].shared <= 99 << 10, (k, v)
 
 
 @pytest.mark.parametrize(

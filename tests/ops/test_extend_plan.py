@@ -18,7 +18,7 @@ from kvgen.bench.planned_chunks import PlannedTile, PlannedTiles, planned_tiles,
 from kvgen.bench.tiles import causal_share
 from kvgen.cases.scene import Scene
 from kvgen.cases.workload import Workload
-from kvgen.lowering.attention.extend_wgmma import tile_tokens
+from kvgen.lowering.attention.problem import Fit
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
 from tests.ops import test_extend_wgmma
@@ -45,17 +45,20 @@ BATCHES: Final = (
 )
 
 
+def fit_of(kernels: KernelSet) -> Fit:
+    """How the set's last architecture takes the call, which the CPU machine runs."""
+    return extend_of(kernels).choices(kernels)[kernels.arch[-1]].fit
+
+
 def tile_of(kernels: KernelSet) -> int:
     """Tokens of a tile of keys, as the planner counts them."""
-    op = extend_of(kernels)
-    shape = op.shape(kernels)
-    return tile_tokens(kernels) if op.by_warpgroups(kernels) else shape.tokens
+    return fit_of(kernels).tile
 
 
 def plan_of(kernels: KernelSet, totals: tuple[int, ...], rows: tuple[int, ...], multiprocessors: int) -> PlannedTiles:
     found = step(kernels, replace(PLAIN, totals=totals, new=(0,) * len(totals)), rows, loud=False)
     workspace = found.planned(multiprocessors=multiprocessors)
-    return tiles_in(np.asarray(workspace.view.owner), workspace.sizes, kernels, found.op)
+    return tiles_in(np.asarray(workspace.view.owner), workspace.sizes, kernels, fit_of(kernels).division.columns)
 
 
 def seen(op: Extend, tokens: int, rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -74,17 +77,17 @@ def seen(op: Extend, tokens: int, rows: int) -> np.ndarray[Any, np.dtype[np.bool
 def held(kernels: KernelSet, plan: PlannedTiles, totals: tuple[int, ...], rows: tuple[int, ...]) -> None:
     """A tile of rows has its keys once, in pieces that begin where tiles do, and visits those that one of its rows sees."""
     op, tile = extend_of(kernels), tile_of(kernels)
-    shape = op.shape(kernels)
+    columns = fit_of(kernels).division.columns
     pieces = defaultdict(list)
     for entry in plan.entries:
         pieces[entry.b, entry.first].append(entry)
     cols = [n * kernels.group for n in rows]
-    assert sorted(pieces) == [(b, first) for b, n in enumerate(cols) for first in range(0, n, shape.cols)]
+    assert sorted(pieces) == [(b, first) for b, n in enumerate(cols) for first in range(0, n, columns)]
     for (b, first), parts in pieces.items():
         parts.sort(key=lambda e: e.begin)
         assert all(e.pieces == len(parts) for e in parts)
         assert all(x.end == y.begin and x.end % tile == 0 for x, y in pairwise(parts))
-        last = min(first + shape.cols, cols[b]) - 1
+        last = min(first + columns, cols[b]) - 1
         asked = seen(op, totals[b], rows[b])[first // kernels.group : last // kernels.group + 1].any(axis=0)
         visited = sum(-(-e.end // tile) - e.begin // tile for e in parts if e.begin < e.end)
         assert visited == len(set(np.flatnonzero(asked) // tile)), (b, first)
@@ -117,7 +120,7 @@ def test_products_that_a_causal_mask_allows() -> None:
         op, tile = extend_of(kernels), tile_of(kernels)
         (kernel, *_) = op.plan(kernels)
         made = sum(
-            op.shape(kernels).cols * tile * (-(-e.end // tile) - e.begin // tile)
+            fit_of(kernels).division.columns * tile * (-(-e.end // tile) - e.begin // tile)
             for e in plan_of(kernels, (rows,), (rows,), 132).entries
         )
         allowed = kernels.group * int(seen(op, rows, rows).sum())
@@ -128,7 +131,7 @@ def cost(kernels: KernelSet, entry: PlannedTile) -> int:
     """In halves of a wide tile's time."""
     tile = tile_of(kernels)
     tiles = max(1, -(-entry.end // tile) - entry.begin // tile)
-    narrow = entry.cols <= extend_of(kernels).narrow_cols(kernels)
+    narrow = entry.cols <= fit_of(kernels).narrow_columns
     return (tiles + OVERHEAD) * (1 if narrow else 2)
 
 

@@ -27,13 +27,13 @@ from kvgen import (
     ops,
     presets,
 )
-from kvgen.cli.cycles_of import kernel_of
+from kvgen.cli.attention_cycles import kernel_of
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import Unit, compile_many, default_cache
 from kvgen.compile.sass import count, histogram
 from kvgen.cycles.kernel import Kernel, reference
 from kvgen.errors import CompileError
-from kvgen.lowering.attention.extend_wgmma import TEMPLATE, ExtendWgmmaContext, by_rows
+from kvgen.lowering.attention.extend_sm90 import ExtendSm90, by_rows
 from kvgen.schema.loader import LoadedSet
 from tests.compile.test_sass import needs_tool
 from tests.support.batches import PLAIN
@@ -178,21 +178,21 @@ DRAWN: Final = SETS | MORE if CAMPAIGN else SETS
 def test_kernel_has_warpgroups(name: str) -> None:
     kernels = (SETS | MORE | NVFP4)[name]
     plan, _ = kernels.ops[0].plan(kernels)
-    assert plan.template == TEMPLATE
+    assert plan.template == "ops/extend_sm90.cu.j2"
 
 
 def test_tokens_that_wait_to_be_quantized_have_none() -> None:
     """Neither the newest tokens of a group nor scales of channels are read by the warps that widen."""
     waiting = Quant(dtype="i4", scale_dtype="f16", zero=True, block=Block(token=32, dim=1), residual=32)
     kernels = _codes("waiting", "f16", 128, page=64, layout=_APART, k_quant=waiting, v_quant=_ZEROS)
-    assert {plan.template for plan in kernels.ops[0].plan(kernels)} == {"ops/extend.cu.j2", "ops/extend_plan.cu.j2"}
-    assert not any(plan.elsewhere for plan in kernels.ops[0].plan(kernels))
+    assert {plan.template for plan in kernels.ops[0].plan(kernels)} == {"ops/extend_mma.cu.j2", "ops/extend_plan.cu.j2"}
+    assert not any(plan.by_arch for plan in kernels.ops[0].plan(kernels))
 
 
 def test_without_turns_stages_are_even() -> None:
     """Else both warpgroups of a narrow entry would have tiles in the same stage: the compiler refuses an odd ring."""
     found = {name: kernels.ops[0].plan(kernels)[0].context for name, kernels in (SETS | MORE).items()}
-    free = {name: c.stages for name, c in found.items() if isinstance(c, ExtendWgmmaContext) and not c.turns}
+    free = {name: c.stages for name, c in found.items() if isinstance(c, ExtendSm90) and not c.ping_pong}
     assert free and all(n % 2 == 0 for n in free.values())
     unit, stages = unit_of(SETS["window"]), free["window"]
     odd = unit.text.replace(f"kStages = {stages}", f"kStages = {stages - 1}")
@@ -244,7 +244,7 @@ def test_machine_code(name: str) -> None:
     # Tensor copies of K and of V, of codes those of the first tile ahead of the loop too; or rows that arrive at mbarriers.
     codes = kernels.kv.quants["k"] is not None
     copies = 4 if codes else 2
-    assert (count(found, "UTMALDG"), count(found, "ARRIVES")) == ((0, 2) if by_rows(kernels) else (copies, 0))
+    assert (count(found, "UTMALDG"), count(found, "ARRIVES")) == ((0, 2) if by_rows(kernels.kv) else (copies, 0))
     device = reference("sm_90a")
     assert device is not None
     if kernels.kv.head_dim >= 128 and name != "bias" and not codes:

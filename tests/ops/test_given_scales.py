@@ -10,10 +10,11 @@ import pytest
 from numpy.typing import NDArray
 
 from kvgen import Block, ErrorWord, KernelSet, Paged, Quant, ops
+from kvgen.architectures import Arch
 from kvgen.layout.dtypes import FloatName, dtype
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.faults import Fault
-from kvgen.schema.kernel_set import Arch, Op
+from kvgen.schema.kernel_set import Op
 from kvgen.schema.quant import CodeName
 from tests.support.harness import package
 

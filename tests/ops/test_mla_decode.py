@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import presets
+from kvgen.architectures import architecture
 from kvgen.codegen.emit import render_set
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.attention.mma import SIZES
-from kvgen.ops.mla_decode import MlaDecodeContext
+from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.runtime.cpu import machine
 from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN, Batch
@@ -206,8 +206,7 @@ def test_a_launch_gives_what_the_kernel_declares(name: str) -> None:
     """The kernel's assertion is what its struct has; a launch gives that with the stages of each architecture, at most 227 KB."""
     kernels = (SETS | SPLIT | SPARSE)[name]
     plan = op_of(kernels).plan(kernels)[0]
-    assert isinstance(plan.context, MlaDecodeContext)
-    stages = plan.context.shape.stages
+    assert isinstance(plan.context, MlaMma)
     text = render_set(LoadedSet(kernels, "tests/support/latent_steps.py", ""))[f"{kernels.name}/mla_decode.cu"].text
     found = re.search(r"static_assert\(sizeof\(Shared\) == kStages \* \(([\d +]+)\) \+ ([\d +]+)\);", text)
     assert found is not None
@@ -215,8 +214,9 @@ def test_a_launch_gives_what_the_kernel_declares(name: str) -> None:
     (_, archs), *_ = plan.files(kernels.arch)  # others run a kernel of their own
     for arch in archs:
         given_bytes = plan.shared_on(arch)
-        most = {"large": 227, "middle": 163, "small": 99}[SIZES[arch]] << 10
-        count = getattr(stages, SIZES[arch])
+        division = plan.on(arch).division
+        assert division is not None
+        most, count = architecture(arch).block_shared, division.stages
         assert given_bytes == count * stage + fixed <= most, arch
         full = count == min(6, 256 // plan.context.shape.tokens)
         assert full or given_bytes + stage > most, f"{arch} has room for another stage"

@@ -1,4 +1,4 @@
-"""mla_decode in a set for sm_80 and sm_90a: a kernel for each family behind one launcher and one plan, held to the oracle."""
+"""mla_decode in a set for sm_80 and sm_90a: each family's kernel and planner behind one launcher, held to the oracle."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from kvgen import KernelSet, presets
+from kvgen.architectures import Arch
 from kvgen.codegen.emit import kernel_files, render_set
 from kvgen.compile import select_arch
 from kvgen.errors import DeviceError, SpecError
-from kvgen.lowering.attention.wgmma import TEMPLATE, applies
 from kvgen.ops import MlaDecode
 from kvgen.reference import mla_decode
-from kvgen.runtime import cuda
+from kvgen.runtime import Fault, cuda, describe
 from kvgen.runtime import gpu as backend
+from kvgen.runtime.cpu import machine
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import Arch
 from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN
 from tests.support.call_tables import calls
@@ -50,41 +50,48 @@ ALL = pytest.mark.parametrize(
     "name", SETS if "KVGEN_FAMILY" in os.environ else [n for n in SETS if n != "families_balanced"]
 )
 ARCHS: tuple[Arch, ...] = ("sm_80", "sm_90a")
-SHIPPED = ("deepseek_v3", "kimi_k2_flashinfer")
+# Of checked-in sets: shared memory and a block's threads, by what the name of a family's files ends in.
+SHIPPED: dict[str, dict[str, tuple[int, tuple[int, int, int]]]] = {
+    "deepseek_v3": {"": (162560, (256, 1, 1)), "_sm_90a": (231168, (512, 1, 1))},
+    "kimi_k2_flashinfer": {"": (163072, (256, 1, 1)), "_sm_90a": (229936, (256, 1, 1))},
+}
 
 
 @ALL
-def test_one_plan_serves_both(name: str) -> None:
-    """Requests of one token to several chunks: each kernel takes the plan that the other's machine made, and is right.
-    test_lengths_around_tiles has their own plans."""
+def test_a_plan_is_its_family_s_alone(name: str) -> None:
+    """Requests of one token to several chunks: each kernel takes the plan of its own planner, and is right; of the other one's it
+    makes NaN of every row, and reports it."""
     kernels, given = SETS[name], terms(SETS[name])
     op, generated = op_of(kernels), package(kernels)
     counts = [op.rows, 1, op.rows, 1]
-    totals = (400, 1, 97, 64)
-    batch = replace(PLAIN, arch="sm_80", totals=totals, new=(0,) * 4, fill="nan", schedule=7)
+    batch = replace(PLAIN, arch="sm_80", totals=(400, 1, 97, 64), new=(0,) * 4, fill="nan", schedule=7)
     ends = np.cumsum([0, *counts]).tolist()
     scene, q = latent_scene(kernels, batch, [Rows(b, ends[b], ends[b + 1]) for b in range(4)], ends[-1] + 1)
     offsets = offsets_of(counts, kernels.kv.lengths_dtype, 0)
     cache = generated.Cache(**scene.arguments())
-    workspace = generated.mla_decode.workspace(max_rows=len(q), max_tokens=cache.max_cache_length, multiprocessors=6)
-    plans = []
-    for arch in ARCHS:
-        workspace.view.owner[...] = 0xEE
-        with on_machine(replace(batch, arch=arch)):
-            generated.mla_decode.plan(cache[scene.layer], workspace, rows=len(q), row_offsets=offsets)
-        plans.append(workspace.view.owner.copy())
-    assert all((plan != 0xEE).any() for plan in plans)
     (keys,) = scene.rows()
     how: dict[str, Any] = {"scale": op.scale, "lse_base": op.lse_base, "lse_empty": op.lse_empty}
     wanted = mla_decode(scene.view, keys, q, rows=op.rows, row_offsets=offsets, **how)
-    for arch, plan in zip(ARCHS, reversed(plans), strict=True):
-        workspace.view.owner[...] = plan
-        scene.batch = replace(batch, arch=arch)
-        out, _ = rows_array(len(q), (kernels.q_heads, 512), given.out, strided=False)
-        lse, _ = rows_array(len(q), (kernels.q_heads,), "f32", strided=False)
-        run = Run(scene, "mla_decode", generated.mla_decode, q=q, out=out, lse=lse, workspace=workspace)
-        hold(wanted, given, q, out, lse)
-        run.expect_word(wanted.errors)
+    for own, other in (ARCHS, reversed(ARCHS)):
+        scene.batch = replace(batch, arch=own)
+        with on_machine(scene.batch):
+            workspace = generated.mla_decode.workspace(
+                max_rows=len(q), max_tokens=cache.max_cache_length, multiprocessors=6
+            )
+        for planner in (own, other):
+            workspace.view.owner[...] = 0xEE
+            with on_machine(replace(batch, arch=planner)):
+                generated.mla_decode.plan(cache[scene.layer], workspace, rows=len(q), row_offsets=offsets)
+            out, _ = rows_array(len(q), (kernels.q_heads, 512), given.out, strided=False)
+            lse, _ = rows_array(len(q), (kernels.q_heads,), "f32", strided=False)
+            run = Run(scene, "mla_decode", generated.mla_decode, q=q, out=out, lse=lse, workspace=workspace)
+            if planner == own:
+                hold(wanted, given, q, out, lse)
+                run.expect_word(wanted.errors)
+                continue
+            report = describe(run.word)
+            assert report is not None and report.code is Fault.PLAN
+            assert np.isnan(out.astype(np.float32)).all() and np.isnan(lse).all()
 
 
 # In every run one set for each family, the other one in a campaign.
@@ -104,15 +111,15 @@ def test_lengths_around_tiles(name: str, arch: Arch) -> None:
     call(scene, q)
 
 
-def test_a_workspace_is_as_large_as_either_family_s() -> None:
-    """Set by set: what both need, the one alone, the other alone."""
+def test_a_workspace_is_its_family_s() -> None:
+    """Set by set and family by family: as in a set for that family alone, which the launcher has the numbers of."""
     for kernels in SETS.values():
-        sizes = set()
-        for archs in (("sm_80", "sm_90a"), ("sm_80",), ("sm_90a",)):
-            split = op_of(kernels).split_plan(with_archs(kernels, *archs))
-            assert split is not None
-            sizes.add(split.sizes(64, 4096, 132)["bytes"])
-        assert len(sizes) == 1
+        for arch in ARCHS:
+            alone = with_archs(kernels, arch)
+            split = op_of(kernels).plan(kernels)[0].on(arch).split
+            assert split == op_of(alone).plan(alone)[0].split is not None
+            with machine(arch=arch):
+                assert package(kernels).mla_decode.split_plan() == split
 
 
 def with_archs(kernels: KernelSet, *archs: str) -> KernelSet:
@@ -125,34 +132,64 @@ def files_of(kernels: KernelSet) -> dict[str, tuple[str, ...]]:
 
 
 def test_which_architecture_has_which_file() -> None:
-    """sm_100f has room for 64 columns as sm_80 has; sm_89 and sm_120f have not, and a plan is of one number of columns."""
+    """sm_100f has room for 64 columns as sm_80 has, and shares its file; sm_89 and sm_120f have not, and share another one.
+    Whatever else a set is for, sm_90a has products of warpgroups."""
     plain = SETS["families_balanced"]
     assert files_of(plain) == {
         "mla_decode": ("sm_80",),
         "mla_decode_sm_90a": ("sm_90a",),
-        "mla_decode_plan": ("sm_80", "sm_90a"),
+        "mla_decode_plan": ("sm_80",),
+        "mla_decode_plan_sm_90a": ("sm_90a",),
     }
     assert files_of(with_archs(plain, "sm_90a")) == {"mla_decode": ("sm_90a",), "mla_decode_plan": ("sm_90a",)}
     assert files_of(with_archs(plain, "sm_80")) == {"mla_decode": ("sm_80",), "mla_decode_plan": ("sm_80",)}
-    three = with_archs(plain, "sm_90a", "sm_100f", "sm_80")
-    assert files_of(three)["mla_decode"] == ("sm_100f", "sm_80")
-    (both, _), (one, _) = (with_archs(plain, *a).ops[0].plan(with_archs(plain, *a)) for a in (ARCHS, ("sm_90a",)))
-    assert both.on("sm_90a").template == one.template == TEMPLATE != both.template == both.on("sm_80").template
-    for narrow in ("sm_89", "sm_120f"):
-        kernels = with_archs(plain, "sm_80", "sm_90a", narrow)
-        assert files_of(kernels)["mla_decode"] == kernels.arch
-        assert "room for 32 columns, a product has 64" in applies(kernels, 128, sparse=False)
+    assert files_of(with_archs(plain, "sm_90a", "sm_100f", "sm_80")) == {
+        "mla_decode": ("sm_100f", "sm_80"),
+        "mla_decode_sm_90a": ("sm_90a",),
+        "mla_decode_plan": ("sm_100f", "sm_80"),
+        "mla_decode_plan_sm_90a": ("sm_90a",),
+    }
+    assert files_of(with_archs(plain, "sm_80", "sm_89", "sm_90a", "sm_120f")) == {
+        "mla_decode": ("sm_89", "sm_120f"),
+        "mla_decode_sm_80": ("sm_80",),
+        "mla_decode_sm_90a": ("sm_90a",),
+        "mla_decode_plan": ("sm_89", "sm_120f"),
+        "mla_decode_plan_sm_80": ("sm_80",),
+        "mla_decode_plan_sm_90a": ("sm_90a",),
+    }
+
+
+def test_every_family_has_the_kernel_that_it_has_alone() -> None:
+    """Grid, threads, shared memory and division, beside any other architecture; 128 columns are two blocks' or four's."""
+    names = {
+        "balanced": ("mla_mma", "mla_sm90"),
+        "rows": ("mla_mma", "mla_sm90_rows"),
+        "invariant": ("mla_mma", "mla_sm90"),
+    }
+    for name, expected in names.items():
+        kernels = with_archs(SETS[f"families_{name}"], "sm_80", "sm_89", "sm_90a")
+        choices, (plan, _) = op_of(kernels).choices(kernels), op_of(kernels).plan(kernels)
+        assert tuple(choices[arch].name for arch in ARCHS) == expected and choices["sm_89"].name == "mla_mma"
+        for arch in kernels.arch:
+            alone = with_archs(kernels, arch)
+            own, lone = plan.on(arch), op_of(alone).plan(alone)[0]
+            fields = ("template", "grid", "threads", "shared", "division", "split")
+            assert [getattr(own, f) for f in fields] == [getattr(lone, f) for f in fields]
+    assert {arch: plan.on(arch).division.tiles for arch in kernels.arch} == {"sm_80": 1, "sm_89": 2, "sm_90a": 1}
 
 
 def test_the_planner_s_tiles_are_those_of_its_architecture() -> None:
-    """Balanced as for either family alone; chunks of a fixed size are cut alike everywhere."""
-    tiles = {("sm_80",): "32,", ("sm_90a",): "64,", ARCHS: "kWarpgroups ? 64 : 32;"}
-    for archs, tile in tiles.items():
-        kernels = with_archs(SETS["families_balanced"], *archs)
-        text = render_set(LoadedSet(kernels, "x.py", ""))["families_balanced/mla_decode_plan.cu"].text
-        assert f"kTile = {tile}" in text
-    text = render_set(LoadedSet(SETS["families_invariant"], "x.py", ""))["families_invariant/mla_decode_plan.cu"].text
-    assert "kTile = 64, kChunkTiles = 2;" in text
+    """As for either family alone; a chunk of a fixed size is as many tokens everywhere."""
+    files = {"sm_80": "mla_decode_plan.cu", "sm_90a": "mla_decode_plan_sm_90a.cu"}
+    for name, tile, chunk in (
+        ("balanced", {"sm_80": 32, "sm_90a": 64}, 0),
+        ("invariant", {"sm_80": 32, "sm_90a": 64}, 128),
+    ):
+        texts = render_set(LoadedSet(SETS[f"families_{name}"], "x.py", ""))
+        for arch, file in files.items():
+            text = texts[f"families_{name}/{file}"].text
+            divided = f"kChunkTiles = {chunk // tile[arch]};" if chunk else "kOverhead = "
+            assert f"kTile = {tile[arch]}, {divided}" in text
 
 
 def test_an_operation_cannot_have_the_other_file_s_name() -> None:
@@ -166,22 +203,20 @@ def test_an_operation_cannot_have_the_other_file_s_name() -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize(
-    ("capability", "file"),
-    [((8, 0), "mla_decode.cu"), ((8, 6), "mla_decode.cu"), ((8, 9), "mla_decode.cu"), ((9, 0), "mla_decode_sm_90a.cu")],
+    ("capability", "arch"), [((8, 0), ""), ((8, 6), ""), ((8, 9), ""), ((9, 0), "_sm_90a")], ids=str
 )
-def test_a_gpu_gets_its_file(
-    name: str, capability: tuple[int, int], file: str, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_gets_its_files(
+    name: str, capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel and its shared memory are the family's; entry, grid and arguments are one another's, and so is the planner."""
+    """Both kernels, their threads and their shared memory are the family's; entry, grid and arguments are one another's."""
     launches = {kernel: launched(name, kernel, capability, monkeypatch) for kernel in ("KERNEL", "PLAN")}
     other = launched(name, "KERNEL", (9, 0), monkeypatch)
     (code, entry, _), found = launches["KERNEL"]
-    assert code == f"{name}/{file}".encode() and entry == f"{name}_mla_decode"
-    shared = {"mla_decode.cu": (162560, 163072), "mla_decode_sm_90a.cu": (229936,)}[file]
-    assert found["shared"] in shared
-    same = ("entry", "grid", "block", "params")
+    assert code == f"{name}/mla_decode{arch}.cu".encode() and entry == f"{name}_mla_decode"
+    assert (found["shared"], found["block"]) == SHIPPED[name][arch]
+    same = ("entry", "grid", "params")
     assert [found[key] for key in same] == [other[1][key] for key in same]
-    assert launches["PLAN"][0][0] == f"{name}/mla_decode_plan.cu".encode()
+    assert launches["PLAN"][0][0] == f"{name}/mla_decode_plan{arch}.cu".encode()
 
 
 def launched(
@@ -208,8 +243,8 @@ def test_a_gpu_that_no_file_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_architectures_beside_both() -> None:
-    """10.3 and 12.1 take the file of their target: that of every architecture but sm_90a, or the only one."""
-    for more, capability in (("sm_100f", (10, 3)), ("sm_120f", (12, 1))):
+    """10.3 and 12.1 take the file of their target: the one that sm_80 has, or one of their own."""
+    for more, capability, file in (("sm_100f", (10, 3), "mla_decode"), ("sm_120f", (12, 1), "mla_decode_sm_120f")):
         kernels = with_archs(SETS["families_balanced"], "sm_80", "sm_90a", more)
         files = {
             a: kernel.name
@@ -217,4 +252,4 @@ def test_architectures_beside_both() -> None:
             for a in archs
             if "plan" not in kernel.name
         }
-        assert files[select_arch(capability, kernels.arch)] == "mla_decode"
+        assert files[select_arch(capability, kernels.arch)] == file

@@ -26,7 +26,7 @@ from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_s
 from tests.support.memory import aligned
 from tests.support.sets import archs_of
 
-ANY_ROW, WIDENED = "mla_decode_records", "mla_decode_widened"
+ANY_ROW, WIDENED = "mla_records", "mla_sm90"
 IN_BYTES = Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", place="row")  # a row is of 513 bytes
 BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128)))
 ROPE_BLOCKS = Latent(
@@ -129,11 +129,11 @@ def test_which_rows_go_through_it() -> None:
         record_set("b", "sm_80 sm_90a", BLOCKS, 16): (ANY_ROW, ANY_ROW),
         record_set("c", "sm_80 sm_90a", BLOCKS, 64): (ANY_ROW, WIDENED),
         record_set("d", "sm_80 sm_90a", BLOCKS, 64, rows=2): (ANY_ROW, ANY_ROW),
-        record_set("scaled_rope", "sm_80 sm_90a", ROPE_BLOCKS, 64): ("mla_decode", "mla_decode"),
-        record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): ("mla_decode", WIDENED),
-        record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_decode", "mla_decode"),
-        record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_decode", "mla_decode"),
-        record_set("h", "sm_90a", presets.max_mla(page_size=64), 64): ("mla_decode_wgmma", "mla_decode_wgmma"),
+        record_set("scaled_rope", "sm_80 sm_90a", ROPE_BLOCKS, 64): ("mla_mma", "mla_mma"),
+        record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): ("mla_mma", WIDENED),
+        record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_mma", "mla_mma"),
+        record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_mma", "mla_mma"),
+        record_set("h", "sm_90a", presets.max_mla(page_size=64), 64): (WIDENED, WIDENED),
         record_set("i", "sm_90a", whole_rows(IN_BYTES), 64): (ANY_ROW, ANY_ROW),  # codes come a byte at a time
     }
     for kernels, names in found.items():

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvgen import Block, KernelSet, Latent, Layout, Quant, presets
+from kvgen.architectures import Arch
 from kvgen.bench.tiles import Tile, tile_of
-from kvgen.cli.decode_plan_text import attention
+from kvgen.cli.kernel_choice import attention
 from kvgen.errors import ArgumentError
 from kvgen.ops import MlaDecode
 from kvgen.reference.elements import Elements
@@ -21,7 +22,6 @@ from kvgen.reference.segments import Coded
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.cpu import machine
 from kvgen.schema.cache import Cache
-from kvgen.schema.kernel_set import Arch
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import Run, launcher, package
 from tests.support.latent_lists import batches, source_set, step
@@ -81,7 +81,7 @@ if "KVGEN_FAMILY" in os.environ:
         source_set("footers_all", footers(3, quant_rope=True), 16, footers(2, quant_rope=True), sinks="lse"),
         source_set("inline", inline(4), 16, inline(1), inline(2), sinks="lse"),
         source_set("unlike", footers(4), 16, inline(2), sinks="out"),
-        # One file for an architecture, one for sm_90a, and a plan that fits both.
+        # Two architectures, each with a file and a plan of its own.
         source_set("planned_both", footers(4), 64, footers(2), split="balanced", sinks="lse"),
         source_set("planned_few", footers(4), 16, footers(2), split="balanced"),
         only("sm_90a", source_set("planned_unlike", footers(4), 128, inline(2), lse_base="2", split="balanced")),
@@ -254,10 +254,10 @@ def test_a_plan_is_made_of_as_many_lengths_in_every_list() -> None:
     scene, _, _ = step(kernels, some(kernels), 3, (5, 5))
     generated = package(kernels)
     cache = generated.Cache(**scene.arguments())[scene.layer]
-    workspace = generated.mla_decode.workspace(max_rows=4, multiprocessors=5)
     three, two = np.ones(3, np.int32), np.ones(2, np.int32)
     plan = generated.mla_decode.plan
     with machine(arch=scene.batch.arch):
+        workspace = generated.mla_decode.workspace(max_rows=4, multiprocessors=5)
         with pytest.raises(ArgumentError, match="the plan has planned_rows = 3 but a_topk_lengths has 2"):
             plan(cache, workspace, three, two)
         with pytest.raises(ArgumentError, match="the plan has planned_rows = 2 but topk_lengths has 3"):
@@ -269,9 +269,9 @@ def test_a_plan_is_made_of_as_many_lengths_in_every_list() -> None:
 def test_which_kernel_lists_go_through() -> None:
     """Few columns over codes with e8m0 scales, alike in every cache, with a kernel of sm_90a's own where 64 dims share a scale;
     everything else is widened, on sm_90a with more columns by warps beside those that multiply; one cache of rows that
-    another kernel reads as it always was."""
-    few, many, any_row, stored = "mla_decode_pairs", "mla_decode_warpgroups", "mla_decode_records", "mla_decode"
-    wide = "mla_decode_widened"
+    another kernel reads as it always was. Each architecture has its own: sm_89's memory has no room for few columns."""
+    few, many, any_row, stored = "mla_mma_few_heads", "mla_sm90_few_heads", "mla_records", "mla_mma"
+    wide = "mla_sm90"
     layout = Layout(k="page token head dim", layers="pointers")
     tall = footers(64, latent_dim=256, rope_dim=256)  # 768 bytes a row: two tiles of 64 do not fit
     found = {
@@ -284,18 +284,20 @@ def test_which_kernel_lists_go_through() -> None:
         source_set("f64", presets.flashmla_fp8(), 64): (stored, wide),
         source_set("g", presets.flashmla_fp8(), 16, presets.flashmla()): (any_row, any_row),
         source_set("h", Latent(dtype="bf16", page_size=64, values="row", layout=layout), 16): (stored, stored),
+        source_set("copied", presets.flashmla(), 64): (stored, wide),
         source_set("short", POOL, 64, INTS): (any_row, any_row),
-        ops_of(footers(64), 16, ["sm_80", "sm_89"]): (any_row, any_row),
+        ops_of(footers(64), 16, ["sm_80", "sm_89"]): (few, any_row),
         ops_of(footers(64), 16, ["sm_89", "sm_90a"]): (any_row, many),
-        ops_of(footers(64), 16, ["sm_90a"]): (many, many),
-        ops_of(footers(64), 64, ["sm_90a"]): (wide, wide),
-        ops_of(tall, 16, ["sm_90a"]): (few, few),
+        ops_of(footers(64), 16, ["sm_89", "sm_80", "sm_90a"]): (any_row, few, many),
+        ops_of(footers(64), 16, ["sm_90a"]): (many,),
+        ops_of(footers(64), 64, ["sm_90a"]): (wide,),
+        ops_of(tall, 16, ["sm_90a"]): (few,),
     }
-    for kernels, (kernel, on_sm_90a) in found.items():
-        (plan, *_) = op_of(kernels).plan(kernels)
-        assert plan.template == f"ops/{kernel}.cu.j2" and plan.on("sm_90a").template == f"ops/{on_sm_90a}.cu.j2", (
-            kernels
-        )
+    for kernels, names in found.items():
+        op = op_of(kernels)
+        plan, choices = op.plan(kernels)[0], op.choices(kernels)
+        assert tuple(choices[arch].name for arch in kernels.arch) == names, kernels
+        assert [plan.on(arch).template for arch in kernels.arch] == [f"ops/{name}.cu.j2" for name in names]
 
 
 def test_what_is_said_of_few_columns() -> None:
@@ -305,19 +307,26 @@ def test_what_is_said_of_few_columns() -> None:
     found, tiles = {}, []
     for plan, archs in op.plan(kernels)[0].files(kernels.arch):
         found |= {plan.name: attention(kernels, op, plan, archs)}
-        tiles.append(tile_of(kernels, plan))
+        tiles.append(tile_of(plan))
     pairs, warpgroups = found["mla_decode"], found["mla_decode_sm_90a"]
     assert pairs is not None and warpgroups is not None
-    assert pairs["why"] == "codes as they are stored, half of 512 dims a warp; tokens on M" and pairs["team_warps"] == 2
-    assert warpgroups["why"] == "codes as they are stored, products of warpgroups, which sm_90a has; tokens on M"
-    assert warpgroups["rings"] == {"sm_90a": {"stages": 2, "blocks": 1, "bytes_in_flight": 2 * 64 * 584}}
+    assert (pairs["kernel"], pairs["team_warps"]) == ("mla_mma_few_heads", 2)
+    assert pairs["how"] == "codes as they are stored, half of 512 dims a warp; tokens on M"
+    assert list(pairs["on"]) == ["sm_80"] and pairs["on"]["sm_80"]["why_not"]["mla_sm90_few_heads"] == "no wgmma"
+    assert pairs["on"]["sm_80"]["why_not"]["mla_mma"] == "rows of several caches"
+    assert warpgroups["kernel"] == "mla_sm90_few_heads"
+    assert warpgroups["how"] == "codes as they are stored, products of warpgroups; tokens on M"
+    assert warpgroups["on"] == {"sm_90a": {"why_not": {}, "stages": 2, "blocks": 1, "bytes_in_flight": 2 * 64 * 584}}
     assert (warpgroups["teams"], warpgroups["team_warps"], warpgroups["tile_tokens"]) == (2, 4, 64)
     assert tiles == [Tile(64, 8, 1, 64 * 584), Tile(128, 8, 1, 128 * 584)]
     only_pairs = ops_of(inline(64), 8, ["sm_90a"])
     said = attention(only_pairs, op_of(only_pairs), op_of(only_pairs).plan(only_pairs)[0], ["sm_90a"])
-    assert said is not None and said["why"].endswith(
-        "; no warpgroups on sm_90a: a product has 64 dims, which share no scale"
-    )
+    assert said is not None and said["on"]["sm_90a"]["why_not"] == {
+        "mla_sm90_few_heads": "a product has 64 dims, which share no scale",
+        "mla_sm90": "a product has 64 columns",
+        "mla_sm90_rows": "lists name rows one by one",
+        "mla_mma": said["on"]["sm_90a"]["why_not"]["mla_mma"],
+    }
 
 
 def ops_of(cache: Cache, heads: int, arch: list[str]) -> KernelSet:

@@ -1,4 +1,5 @@
-"""mla_decode by products of warpgroups: against the oracle in float64; hostile data; poisoned memory; traffic and registers."""
+"""mla_decode by products of warpgroups, of several rows or of rows in two pools: against the oracle in float64; hostile data;
+poisoned memory; traffic and registers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from kvgen import KernelSet, presets
 from kvgen.codegen.emit import render_device, render_set, units_of
 from kvgen.compile import Unit, compile_unit, default_cache
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.attention.wgmma import TEMPLATE, applies
+from kvgen.lowering.attention.mla_sm90_rows import NAME
 from kvgen.ops import MlaDecode
 from kvgen.runtime.cpu import machine
 from kvgen.schema.cache import Cache
@@ -27,19 +28,27 @@ from tests.support.memory import aligned
 
 
 def wgmma_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
-    """A set for sm_90a alone, whose mla_decode has enough columns."""
-    op = MlaDecode(**({"scale": SCALE} | fields))
+    """A set for sm_90a alone, whose mla_decode has enough columns, of two rows a request unless `fields` say more."""
+    op = MlaDecode(**({"scale": SCALE, "rows": 2} | fields))
     return KernelSet(name=f"wgmma_{name}", q_heads=heads, cache=cache, arch=("sm_90a",), ops=(op,))
 
 
 SETS = {
     kernels.name: kernels
     for kernels in (
-        wgmma_set("plain", presets.max_mla(page_size=64), 64),
-        wgmma_set("two_tiles", presets.max_mla(page_size=16, dtype="f16"), 128, lse_base="2", lse_empty="inf"),
+        wgmma_set("plain", presets.max_mla(page_size=64), 32),
+        # One row, of which the RoPE part lies in a pool of its own: no copy brings it behind the other dims.
+        wgmma_set(
+            "two_tiles",
+            presets.flashinfer_mla(dtype="f16", page_size=16),
+            128,
+            rows=1,
+            lse_base="2",
+            lse_empty="inf",
+        ),
         # Two pools, pages that end within tiles, columns that do not fill the last block.
         wgmma_set("rows", presets.flashinfer_mla(dtype="bf16", page_size=3), 20, rows=8, out_dtype="f32"),
-        wgmma_set("balanced", presets.flashinfer_mla(dtype="bf16", page_size=16), 64, rows=2, split="balanced"),
+        wgmma_set("balanced", presets.flashinfer_mla(dtype="bf16", page_size=16), 64, split="balanced"),
     )
 }
 # Plans are read as tests/ops/test_mla_families.py has it, whose kernels are these: a campaign has this one's too.
@@ -143,9 +152,9 @@ def test_each_byte_is_read_once() -> None:
     arguments: dict[str, Any] = {
         "pool": memory.view(kind).reshape(tokens // 64, 1, 1, 64, 1, 576),
         "page_table": np.random.default_rng(1).permutation(tokens // 64)[None].astype(np.uint32),
-        "lengths": np.array([tokens - 1], dtype(kernels.cache.lengths_dtype).numpy()),
+        "lengths": np.array([tokens - 2], dtype(kernels.cache.lengths_dtype).numpy()),
     }
-    q, out = np.zeros((1, 64, 576), kind), np.zeros((1, 64, 512), kind)
+    q, out = np.zeros((2, 32, 576), kind), np.zeros((2, 32, 512), kind)
     generated = package(kernels)
     with machine(arch="sm_90a", mode="check", schedule=7) as log:
         generated.mla_decode(generated.Cache(**arguments)[0], q=q, out=out)
@@ -168,19 +177,37 @@ def test_sums_stay_in_registers(name: str) -> None:
 
 
 def test_which_sets_have_it() -> None:
+    """Several rows of 16 bits with 64 columns together, whatever else a set is for; one row where its parts lie apart. Why not is
+    said of each architecture."""
     plain = SETS["wgmma_plain"]
-    assert plain.ops[0].plan(plain)[0].template == TEMPLATE
+    assert name_of(plain) == name_of(SETS["wgmma_two_tiles"]) == NAME
+    assert name_of(replace_set(plain, arch=("sm_80", "sm_90a", "sm_120f"))) == NAME
     reasons = {
-        "sm_90a's alone": replace_set(plain, arch=("sm_80", "sm_100f")),
-        "room for 32 columns": replace_set(plain, arch=("sm_80", "sm_90a", "sm_120f")),
-        "has 64 columns": replace_set(plain, q_heads=16),
-        "16-bit": replace_set(plain, cache=presets.flashmla_fp8()),
-        "512 dims": replace_set(plain, cache=presets.max_mla(latent_dim=256, page_size=64)),
+        "a product has 64 columns": replace_set(plain, q_heads=16),
+        "rows are not of 16-bit elements": replace_set(plain, cache=presets.flashmla_fp8()),
+        "rows are not 512 dims and a multiple of 64": replace_set(
+            plain, cache=presets.max_mla(latent_dim=256, page_size=64)
+        ),
     }
     for reason, kernels in reasons.items():
-        assert reason in applies(kernels, kernels.q_heads, sparse=False)
-        assert kernels.ops[0].plan(kernels)[0].template != TEMPLATE
-    assert "one by one" in applies(plain, 64, sparse=True)
+        assert name_of(kernels) == "mla_mma" and why_not(kernels) == reason
+    one_row = replace_set(plain, q_heads=64, ops=(MlaDecode(scale=SCALE),))
+    assert name_of(one_row) == "mla_sm90", "which comes first, and rows are copied for the same products"
+    lists = replace_set(plain, cache=presets.max_mla(latent_dim=256, page_size=64), q_heads=64, ops=(LISTS,))
+    assert why_not(lists) == "lists name rows one by one"
+    ampere = replace_set(plain, arch=("sm_80", "sm_100f"))
+    assert {why_not(ampere, arch) for arch in ampere.arch} == {"no wgmma"}
+
+
+LISTS = MlaDecode(scale=SCALE, sparse=True)
+
+
+def name_of(kernels: KernelSet) -> str:
+    return op_of(kernels).choices(kernels)["sm_90a"].name
+
+
+def why_not(kernels: KernelSet, arch: str = "sm_90a") -> str:
+    return dict(op_of(kernels).choices(kernels)[arch].why_not)[NAME]
 
 
 def replace_set(kernels: KernelSet, **fields: Any) -> KernelSet:

@@ -101,7 +101,7 @@ class Step:
     @property
     def tile(self) -> int:
         """Tokens that the planner counts in."""
-        context: Any = self.op.plan(self.kernels)[1].context
+        context: Any = self.op.plan(self.kernels)[1].on(self.kernels.arch[-1]).context
         return int(context.tile)
 
     def hold(self, workspace: Workspace, rows: int) -> list[list[Span]]:
@@ -249,7 +249,7 @@ def test_workspace_bytes(name: str) -> None:
         found: dict[int, Workspace] = {
             n: split_list.guarded(balanced, n, multiprocessors=multiprocessors) for n in (1, 64, 512)
         }
-        plan = balanced.SPLIT_PLAN
+        plan = balanced.split_plan()
         grid = found[1].sizes["num_sm_parts"] * plan.columns
         assert grid <= max(plan.columns, multiprocessors * plan.blocks_per_sm)
         # A partial result: at most 8 columns more than there are, a maximum and a sum each.
@@ -260,8 +260,8 @@ def test_workspace_bytes(name: str) -> None:
             assert workspace.nbytes == len(workspace.view.owner) - 2 * GUARD  # type: ignore[arg-type]
             most = 2 * grid * (4 * columns + 16) + 64 * (rows + grid + 8) + 4 * 2 * grid
             assert workspace.nbytes <= most
-    if fixed.SPLIT_PLAN.max_seen:
-        few, many = (fixed.workspace_bytes(64, max_tokens=n) for n in (fixed.SPLIT_PLAN.max_seen, 2**31))
+    if max_seen := fixed.split_plan().max_seen:
+        few, many = (fixed.workspace_bytes(64, max_tokens=n) for n in (max_seen, 2**31))
         assert few == many, "a window has as many chunks, however long requests are"
         return
     sizes = [fixed.workspace_bytes(64, max_tokens=n, multiprocessors=m) for n in (1024, 8192) for m in (1, 132)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvgen import Block, KernelSet, Layout, Paged, Quant, ops, presets
 from kvgen.codegen.emit import render_all, units_of
 from kvgen.compile import compile_many, default_cache
-from kvgen.lowering.attention.simt import SimtContext
+from kvgen.lowering.attention.decode_simt import DecodeSimt
 from kvgen.reference import cache_rows
 from kvgen.reference.quant import unpack_codes
 from kvgen.runtime.cpu import machine
@@ -189,7 +189,7 @@ def test_decode_by_parts_of_three_bytes() -> None:
     op = ops.Decode(split="none")
     kernels = KernelSet(name="scaled_parts", q_heads=5, cache=cache, ops=(op,), arch=("sm_90a",))
     context = op.plan(kernels)[0].context
-    assert isinstance(context, SimtContext) and context.width == 4
+    assert isinstance(context, DecodeSimt) and context.shape.width == 4
     loaded = LoadedSet(kernels, "tests/ops/test_scaled_rows.py", "")
     jobs: list[Any] = [(unit, "sm_90a", "ptx") for unit in units_of(loaded, render_all([loaded]), "generated")]
     assert len(compile_many(jobs, cache=default_cache())) == 1

@@ -62,7 +62,7 @@ def test_another_abi_is_refused_at_import(abi: int, mend: str) -> None:
 
 
 def test_generated_packages_carry_the_abi() -> None:
-    text = (blocks().folder / "__init__.py").read_text(encoding="utf-8")
+    text = (blocks().folder / "_table.py").read_text(encoding="utf-8")
     assert f"abi={ABI})" in text
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from kvgen import Continuous, KernelSet, Ragged, Ring
-from kvgen.schema.kernel_set import Arch
+from kvgen.architectures import Arch
 from tests.support.sets import archs_of, splits_of
 
 CHUNK = 128  # tokens below which a request is not split

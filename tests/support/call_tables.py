@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +114,7 @@ def kernels(name: str) -> Iterator[tuple[str, Launcher, Kernel]]:
     found = module(name)
     for key, op in vars(found).items():
         if isinstance(op, Launcher):
-            yield from ((f"{key}.{n}", op, k) for n, k in vars(type(op)).items() if isinstance(k, Kernel))
+            yield from ((f"{key}.{n}", op, k) for n, k in inspect.getmembers(type(op)) if isinstance(k, Kernel))
 
 
 def calls(name: str) -> Iterator[tuple[str, Call]]:
@@ -141,13 +142,16 @@ def _argument(p: Any, call: Call, memory: Memory) -> Any:
         return 1
     assert isinstance(p, Array)
     if p.name == "workspace":
-        work: Any = call.op
-        made = work.workspace(8, max_tokens=2**20, multiprocessors=4)
         memory.next += _APART
-        made.view = made.view._replace(pointer=memory.next, device=DEVICE)
-        made.planned = (memory.sizes["T"], memory.sizes["B"])
-        return made
+        return workspace_at(call.op, memory.next)
     return memory.array(p.dtype, p.shape)
+
+
+def workspace_at(op: Any, pointer: int, device: str = "cpu") -> Workspace:
+    """A workspace as one of `device` is divided, at an address of DEVICE."""
+    made = Workspace(op.KERNEL, op.split_plan(device), 8, "cpu", 2**20, 4)
+    made.view = made.view._replace(pointer=pointer, device=DEVICE)
+    return made
 
 
 def with_pointer(given: Any, pointer: int) -> Any:

@@ -23,7 +23,7 @@ from kvgen import (
     ops,
     presets,
 )
-from kvgen.schema.kernel_set import Arch
+from kvgen.architectures import Arch
 from tests.support.sets import ALL
 
 

@@ -135,12 +135,13 @@ def planned(
     generated = package(scene.kernels)
     operation = getattr(generated, op)
     layer = generated.Cache(**scene.arguments())[scene.layer]
-    workspace = operation.workspace(
-        max_rows=max(rows + more, 1), max_tokens=max(layer.dims["max_cache_length"], 1), multiprocessors=multiprocessors
-    )
-    workspace.view.owner[...] = 0xEE
     given = {n: a for n, a in (arguments or {}).items() if n == "valid_tokens"}
+    longest = max(layer.dims["max_cache_length"], 1)
     with on_machine(scene.batch):
+        workspace = operation.workspace(
+            max_rows=max(rows + more, 1), max_tokens=longest, multiprocessors=multiprocessors
+        )
+        workspace.view.owner[...] = 0xEE
         operation.plan(layer, workspace, **given, rows=rows, row_offsets=row_offsets)
     return workspace
 

@@ -209,9 +209,9 @@ def planned_for(scene: Scene, rows: int, **arguments: Any) -> Any:
     generated = package(scene.kernels)
     cache = generated.Cache(**scene.arguments())
     longest = None if op_of(scene.kernels).split == "balanced" else max(1, cache.max_cache_length)
-    workspace = generated.mla_decode.workspace(max_rows=rows + 1, max_tokens=longest, multiprocessors=5)
-    workspace.view.owner[...] = 0xEE
     with on_machine(scene.batch):
+        workspace = generated.mla_decode.workspace(max_rows=rows + 1, max_tokens=longest, multiprocessors=5)
+        workspace.view.owner[...] = 0xEE
         generated.mla_decode.plan(cache[scene.layer], workspace, rows=rows, **arguments)
     return workspace
 

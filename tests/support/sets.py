@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvgen import CSR, Continuous, Dense, KernelSet, Layout, Mapped, Paged, PerKV, Ragged, Ring, ops, presets
-from kvgen.schema.kernel_set import Arch
+from kvgen.architectures import Arch
 from tests.support.cache_matrix import CHOSEN
 from tests.support.drawn import drawn_sets
 from tests.support.engine_sets import ENGINES, QUANTIZED

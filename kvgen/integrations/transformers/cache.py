@@ -11,18 +11,17 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvgen.architectures import ARCHS, DEFAULT_ARCHS, Arch
 from kvgen.codegen.load import load
-from kvgen.compile.arch import ARCHS, select_arch
+from kvgen.compile.arch import select_arch
 from kvgen.errors import ArgumentError
 from kvgen.integrations.transformers import versions
 from kvgen.integrations.transformers.faults import Faults, stream_of
 from kvgen.integrations.transformers.sets import Attention, DtypeName, KvDtype, attention_of, sets_of
 from kvgen.integrations.transformers.tensor_parallel import gpus_that_share
-from kvgen.schema.kernel_set import Arch
 
 DTYPES: Final[dict[torch.dtype, DtypeName]] = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 # Architectures that kernels are compiled for where there is no GPU to ask.
-_ARCH: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
 
 
 _UPDATED: ContextVar[weakref.ref[KvgenLayer] | None] = ContextVar("kvgen_layer_updated", default=None)
@@ -414,5 +413,5 @@ def current_arch() -> Sequence[Arch]:
     Raises DeviceError for a GPU that no kernel can be compiled for.
     """
     if not torch.cuda.is_available():
-        return _ARCH
+        return DEFAULT_ARCHS
     return (cast(Arch, select_arch(torch.cuda.get_device_capability(), ARCHS)),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvgen.architectures import Arch
 from kvgen.integrations.transformers.sets import Attention, DtypeName
 from kvgen.ops.append import Append
 from kvgen.ops.decode import Decode
@@ -12,7 +13,7 @@ from kvgen.ops.extend import Extend
 from kvgen.ops.merge_states import MergeStates
 from kvgen.schema.cache import Paged
 from kvgen.schema.cache_fields import Layout
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.mask import Mask
 from kvgen.schema.ragged import Ragged
 from kvgen.schema.tables import CSR

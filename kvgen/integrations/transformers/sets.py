@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kvgen import models
+from kvgen.architectures import Arch
 from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint, LayerFacts
 from kvgen.models.serving import shard
@@ -15,7 +16,7 @@ from kvgen.ops.decode import Decode
 from kvgen.ops.extend import Extend
 from kvgen.schema.cache import Paged
 from kvgen.schema.cache_fields import Layout
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.mask import Mask
 from kvgen.schema.quant import Quant
 from kvgen.schema.score import Score

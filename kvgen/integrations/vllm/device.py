@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Final, cast
+from typing import cast
 
 import torch
 
-from kvgen.compile.arch import ARCHS, select_arch
+from kvgen.architectures import ARCHS, DEFAULT_ARCHS, Arch
+from kvgen.compile.arch import select_arch
 from kvgen.errors import DeviceError
 from kvgen.runtime.module import cubin
-from kvgen.schema.kernel_set import Arch
 
 # Where there is no GPU to ask: the CPU machine runs kernels of either.
-_WITHOUT_GPU: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
 
 
 def runs_on(capability: tuple[int, int]) -> bool:
@@ -29,7 +28,7 @@ def runs_on(capability: tuple[int, int]) -> bool:
 def archs_of(device: torch.device) -> Sequence[Arch]:
     """The architecture of the GPU; raises DeviceError for one that no kernel can be compiled for."""
     if device.type != "cuda":
-        return _WITHOUT_GPU
+        return DEFAULT_ARCHS
     return (cast(Arch, select_arch(torch.cuda.get_device_capability(device), ARCHS)),)
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from kvgen.architectures import Arch
 from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.faults import StepFaults
 from kvgen.integrations.vllm.mla_shard import WINDOW_ROWS, MlaShard, attended_set, heads_set, stored_set
 from kvgen.integrations.vllm.step import LAUNCHES, Allocate, Batch
 from kvgen.runtime.workspace import Workspace
-from kvgen.schema.kernel_set import Arch
 
 # Latent rows `[T, latent_dim + rope_dim]` -> K `[T, heads, nope_dim + rope_dim]` and V `[T, heads, v_dim]` of this rank's heads.
 Project = Callable[[Any], tuple[Any, Any]]

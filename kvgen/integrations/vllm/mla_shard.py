@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.errors import ConfigError, SpecError
 from kvgen.integrations.vllm.shard import DtypeName
 from kvgen.ops.append import Append
@@ -14,7 +15,7 @@ from kvgen.ops.gather import Gather
 from kvgen.ops.merge_states import MergeStates
 from kvgen.ops.mla_decode import MlaDecode
 from kvgen.schema.cache import Latent
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.mask import Mask
 from kvgen.schema.presets.vllm import vllm_mla, vllm_mla_fp8
 from kvgen.schema.quant import Quant
@@ -101,8 +102,8 @@ def check_mla(shard: MlaShard) -> None:
         )
     try:
         for kernels in (attended_set, heads_set):
-            kernels(shard, arch=("sm_80",))
-        stored_set(shard, arch=("sm_80",))
+            kernels(shard, arch=DEFAULT_ARCHS[:1])
+        stored_set(shard, arch=DEFAULT_ARCHS[:1])
     except SpecError as error:
         raise ConfigError(f"attention: {error}") from None
 
@@ -164,4 +165,4 @@ def _decodes(shard: MlaShard) -> tuple[MlaDecode, ...]:
 
 
 def _set(shard: MlaShard, cache: Any, ops: Sequence[Any], arch: Sequence[Arch]) -> KernelSet:
-    return KernelSet(q_heads=shard.heads, cache=cache, ops=tuple(ops), arch=tuple(arch) or ("sm_80",))
+    return KernelSet(q_heads=shard.heads, cache=cache, ops=tuple(ops), arch=tuple(arch) or DEFAULT_ARCHS[:1])

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from kvgen.architectures import Arch
 from kvgen.codegen.load import load
 from kvgen.errors import ArgumentError
 from kvgen.integrations.vllm.shard import Pages, Shard, kernel_set
 from kvgen.runtime.arrays import ArrayView, itemsize, view
-from kvgen.schema.kernel_set import Arch
 from kvgen.schema.presets.vllm import PackedOrder
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.errors import ConfigError, SpecError
 from kvgen.ops.append import Append
 from kvgen.ops.decode import MOST_ROWS, Decode
 from kvgen.ops.extend import Extend
-from kvgen.schema.kernel_set import Arch, KernelSet
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.mask import Mask
 from kvgen.schema.presets.quants import KVCacheDType
 from kvgen.schema.presets.vllm import PackedOrder, vllm_packed
@@ -93,7 +94,7 @@ def check(shard: Shard) -> None:
             "dtype or in fp8; pass 'auto'"
         )
     try:
-        kernel_set(shard, Pages(16, "LBNHC", 1), arch=("sm_80",))
+        kernel_set(shard, Pages(16, "LBNHC", 1), arch=DEFAULT_ARCHS[:1])
     except SpecError as error:
         raise ConfigError(f"attention: {error}") from None
 

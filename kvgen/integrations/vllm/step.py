@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvgen.architectures import Arch
 from kvgen.integrations.vllm.faults import StepFaults, faults_of
 from kvgen.integrations.vllm.pools import LayerPool, layer_numbers, module_of, open_cache
 from kvgen.integrations.vllm.shard import Shard
 from kvgen.runtime.workspace import Workspace
-from kvgen.schema.kernel_set import Arch
 from kvgen.schema.presets.vllm import PackedOrder
 
 # Launches of this process by operation: append, decode, verify, extend and plan. Replayed CUDA graphs are not counted.

@@ -1,19 +1,25 @@
-"""extend on CUDA cores: the shapes of blocks, and the kernel's context."""
+"""extend on CUDA cores: blocks, and what its template reads."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Final
 
+from kvgen.architectures import Architecture
 from kvgen.expr.score_c import float_literal
-from kvgen.lowering.attention.mma import SLACK
-from kvgen.lowering.attention.split_kv import Attended
+from kvgen.lowering.attention.extend_problem import ExtendProblem
+from kvgen.lowering.attention.operand import token_bytes
+from kvgen.lowering.attention.problem import AttentionCall, Fit
+from kvgen.lowering.attention.ring import SLACK
 from kvgen.lowering.lowered import lower
 from kvgen.lowering.segments import SegmentContext
-from kvgen.schema.kernel_set import KernelSet
+from kvgen.plan.division import Division
+from kvgen.schema.cache import Cache
 
+NAME: Final = "extend_simt"
 # Dims of V whose sums a warp keeps in registers, of 16 columns: 128 registers of a lane. Of half of them it has 32 columns: what
 # it reads of K and V serves twice as many.
 _PART_DIMS: Final = 256
@@ -52,28 +58,21 @@ class Shape:
         """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
         return 4 * self.m_tiles * self.threads * (self.part_dims // 2 + 4)
 
-    def shared(self, _arch: str = "") -> int:
+    @property
+    def shared(self) -> int:
         """Bytes of shared memory: struct Shared of the kernel."""
         read = self.cols * self.k_pitch + self.tokens * max(self.k_pitch, self.v_pitch) + self.cols * (self.tokens + 4)
         return -(-4 * max(read, self.cols * (self.v_size + 4 + 2)) // 16) * 16
 
 
 @dataclass(frozen=True)
-class ExtendSimtContext:
-    """Everything ops/extend_simt.cu.j2 reads. Pitches are floats from row to row in shared memory, widths elements of a load."""
+class ExtendSimt:
+    """Everything ops/extend_simt.cu.j2 reads; widths are elements of a load."""
 
-    d: Attended
+    d: AttentionCall
     k: SegmentContext
     v: SegmentContext
-    cols: int
-    warps: int
-    m_tiles: int
-    parts: int
-    part_dims: int
-    tokens: int
-    blocks_per_sm: int
-    k_pitch: int
-    v_pitch: int
+    shape: Shape
     k_width: int
     v_width: int
     slack: int
@@ -82,16 +81,51 @@ class ExtendSimtContext:
     usual_scale: bool
 
 
-def shape(kernels: KernelSet) -> Shape:
-    """The block of a set's extend: the most columns, then two blocks a multiprocessor, then the longest tiles."""
-    k_size, v_size = (parts[0].size for parts in kernels.kv.storage.roles.values())
+def fit(problem: ExtendProblem, arch: Architecture) -> Fit:
+    """K and V of any cache as f32, on every architecture."""
+    cache = problem.cache
+    found = shape(cache)
+    nbytes = sum(token_bytes(part) for parts in cache.storage.roles.values() for part in parts)
+    return Fit(
+        how="f32 products on CUDA cores",
+        context=partial(_context, problem, found),
+        division=Division(
+            columns=found.cols,
+            tiles=1,
+            heads=1,
+            tokens=found.tokens,
+            teams=1,
+            team_warps=found.warps,
+            stages=0,
+            held=0,
+            tile_bytes=0,
+            blocks=found.blocks_per_sm,
+            trip_tokens=found.tokens,
+            trip_warps=found.warps,
+            trip_bytes=found.tokens * nbytes,
+            lanes=32,
+            query="shared memory",
+        ),
+        threads=found.threads,
+        shared=found.shared,
+        tile=found.tokens,
+        partial_bytes=found.partial_bytes,
+        q_align=1,
+        out_align=math.gcd(4, cache.v_dim),
+        vec=math.gcd(4, cache.v_dim),
+    )
+
+
+def shape(cache: Cache) -> Shape:
+    """The block of an extend: the most columns, then two blocks a multiprocessor, then the longest tiles."""
+    k_size, v_size = (parts[0].size for parts in cache.storage.roles.values())
     parts = 2 ** (-(-v_size // _PART_DIMS) - 1).bit_length()
     dims = -(-v_size // (16 * parts)) * 16
     most_tiles = 2 if dims <= _PART_DIMS // 2 else 1
     # A warp has 16 columns alone where wide rows of q leave no room for 32.
     for m_tiles, warps, blocks, tokens in product(range(most_tiles, 0, -1), (4, 2, 1), (2, 1), (32, 16, 8)):
         found = Shape(warps, m_tiles, parts, dims, tokens, _pitch(k_size), _pitch(dims * parts), v_size, blocks)
-        if warps >= parts and blocks * found.shared() <= _MEMORY:
+        if warps >= parts and blocks * found.shared <= _MEMORY:
             return found
     raise AssertionError(f"rows of {k_size} and {v_size} dims")
 
@@ -101,29 +135,20 @@ def _pitch(dims: int) -> int:
     return (-(-dims // 4) | 1) * 4
 
 
-def extend_simt_context(
-    kernels: KernelSet, d: Attended, scale: float, s: Shape, chunk_tokens: int
-) -> ExtendSimtContext:
-    """The kernel's context."""
-    k, v = lower(kernels.kv).segments
-    k_span, v_span = (parts[0].span for parts in kernels.kv.storage.roles.values())
-    return ExtendSimtContext(
+def _context(problem: ExtendProblem, s: Shape, d: AttentionCall) -> ExtendSimt:
+    """The template's context of a whole call."""
+    cache = problem.cache
+    k, v = lower(cache).segments
+    k_span, v_span = (parts[0].span for parts in cache.storage.roles.values())
+    return ExtendSimt(
         d=d,
         k=k,
         v=v,
-        cols=s.cols,
-        warps=s.warps,
-        m_tiles=s.m_tiles,
-        parts=s.parts,
-        part_dims=s.part_dims,
-        tokens=s.tokens,
-        blocks_per_sm=s.blocks_per_sm,
-        k_pitch=s.k_pitch,
-        v_pitch=s.v_pitch,
+        shape=s,
         k_width=math.gcd(_WIDTH, k_span),
         v_width=math.gcd(_WIDTH, v_span),
         slack=SLACK,
-        chunk_tokens=chunk_tokens,
-        qk_scale=float_literal(scale),
-        usual_scale=scale == 1 / math.sqrt(kernels.kv.head_dim),
+        chunk_tokens=problem.chunk,
+        qk_scale=float_literal(problem.scale),
+        usual_scale=problem.scale == 1 / math.sqrt(cache.head_dim),
     )

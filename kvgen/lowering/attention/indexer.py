@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvgen.lowering.attention.mla import MEMORY
-from kvgen.lowering.attention.mma import SIZES
+from kvgen.architectures import BLOCK_CHARGE, Arch, architecture
 from kvgen.lowering.lowered import lower
 from kvgen.schema.cache import Cache
 from kvgen.schema.kernel_set import KernelSet
@@ -24,9 +23,8 @@ WIDE: Final = 256
 COLUMNS: Final = (128, 64, 32)
 # Bytes of a key's scales, one copy.
 _SCALE: Final = 4
-# Bytes of a block's own, to which the launch's are aligned; and what each block is charged besides.
+# Bytes of static shared memory of a block, to which dynamic ones are aligned.
 STATIC: Final = 1 << 10
-CHARGED: Final = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,9 @@ class IndexerShape:
         """Dynamic shared memory of a block."""
         return sum(self.members)
 
-    def blocks_on(self, arch: str) -> int:
+    def blocks_on(self, arch: Arch) -> int:
         """Blocks of a multiprocessor."""
-        return min(BLOCKS, (MEMORY[SIZES[arch]] + CHARGED) // (self.shared + STATIC + CHARGED)) or 1
+        return min(BLOCKS, architecture(arch).shared // (self.shared + STATIC + BLOCK_CHARGE)) or 1
 
 
 def indexer_shape(kernels: KernelSet, rows: int, *, lists: bool = False) -> IndexerShape:
@@ -68,11 +66,12 @@ def indexer_shape(kernels: KernelSet, rows: int, *, lists: bool = False) -> Inde
         4 * stages * TOKENS,
         *((stages * TOKENS // 8,) if lists else ()),
     )
-    limit = min(MEMORY[SIZES[arch]] for arch in kernels.arch)
-    if sum(members) + STATIC > limit:
+    small = [arch for arch in kernels.arch if sum(members) + STATIC > architecture(arch).block_shared]
+    if small:
+        limit = min(architecture(arch).block_shared for arch in small) >> 10
         raise ValueError(
             f"rows: got {rows} for indexer_scores with {heads} heads; q and the keys' tiles take {sum(members) >> 10} KB of "
-            f"shared memory, of which {', '.join(kernels.arch)} have {limit >> 10} KB in common; use fewer rows"
+            f"shared memory, of which {', '.join(small)} ha{'s' if len(small) == 1 else 've'} {limit} KB; use fewer rows"
         )
     together = max((n for n in range(1, rows + 1) if rows % n == 0 and n * heads in COLUMNS), default=0)
     return IndexerShape(stages, row_bytes, quant is not None, packed, together, members)

@@ -1,19 +1,26 @@
-"""mla_decode over rows of any record, which all warps of a block round to one type on their way to shared memory."""
+"""mla_decode by mma.sync over rows of any record, which all warps of a block round to one type on their way to shared memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from kvgen.architectures import Architecture
 from kvgen.layout.storage import Segment
-from kvgen.lowering.attention.mla import MEMORY, WARPS
+from kvgen.lowering.attention.latent_row import WARPS
 from kvgen.lowering.attention.mla_lists import ListContext
-from kvgen.lowering.attention.mma import SIZES
-from kvgen.lowering.attention.split_kv import Attended
+from kvgen.lowering.attention.mla_problem import MlaProblem
+from kvgen.lowering.attention.operand import token_bytes
+from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
+from kvgen.lowering.attention.ring import SLACK, aligned
+from kvgen.lowering.attention.split_kv import partial_bytes
+from kvgen.plan.division import Division
 from kvgen.schema.cache import Cache
 
-TEMPLATE: Final = "ops/mla_decode_records.cu.j2"
+NAME: Final = "mla_records"
+THREADS: Final = 32 * WARPS
 TOKENS: Final = 32
 # Dims that a thread has of a row, and bytes of their codes and scales that it keeps: RowUnit of device/attention/row_units.cuh.
 UNIT: Final = 16
@@ -21,7 +28,7 @@ _UNIT_BYTES: Final = 48
 
 
 @dataclass(frozen=True)
-class RecordsShape:
+class Shape:
     """A block's work: `cols` columns, two tiles of `tokens` rows, `pitch` bytes from row to row, `shared` bytes in all.
 
     Warps of K Q^T: `warps_m` along tokens, `warps_n` along columns, `warps_k` along dims. Q is held in registers if `held`,
@@ -40,12 +47,12 @@ class RecordsShape:
 
 
 @dataclass(frozen=True)
-class MlaRecordsContext:
-    """Everything ops/mla_decode_records.cu.j2 reads; `qk_scale` turns products into scores in base 2."""
+class MlaRecords:
+    """Everything ops/mla_records.cu.j2 reads; `qk_scale` turns products into scores in base 2."""
 
-    d: Attended
+    d: AttentionCall
     lists: tuple[ListContext, ...]
-    shape: RecordsShape
+    shape: Shape
     threads: int
     slack: int
     head_dim: int
@@ -90,36 +97,79 @@ def _unit_bytes(segment: Segment) -> int:
     codes, scales = UNIT * segment.region.dtype.bits // 8, segment.scales
     if scales is None:
         return codes
-    count = UNIT // _common(UNIT, scales.block[2]) * (1 + scales.zero)
+    count = UNIT // math.gcd(UNIT, scales.block[2]) * (1 + scales.zero)
     return codes + -(-count * scales.dtype.bytes // 8) * 8
 
 
-def _common(a: int, b: int) -> int:
-    return a if b == 0 else _common(b, a % b)
-
-
-def records_shape(head_dim: int, v_size: int, columns: int, lists: int, archs: Sequence[str]) -> RecordsShape:
-    """The most columns of a block that fit the shared memory of every architecture; raises ValueError where none do."""
-    room = min(MEMORY[SIZES[a]] for a in archs)
-    cols = 64 if columns > 32 else 32 if columns > 16 else 16 if columns > 8 else 8
-    while cols >= 8:
-        found = _shape(head_dim, v_size, cols, lists)
-        if found.shared <= room:
-            return found
-        cols //= 2
-    raise ValueError(
-        f"ops: mla_decode has no room for two tiles of rows of {head_dim} dims in the {room >> 10} KB of shared memory that "
-        f"{', '.join(archs)} have in common; use smaller rows, or leave out sm_89 and sm_120f"
+def fit(problem: MlaProblem, arch: Architecture) -> Fit | WhyNot:
+    """Rows of any records, rounded to the cache's dtype; tokens on M."""
+    cache = problem.cache
+    found = shape(cache.head_dim, cache.latent_part, problem.columns, len(problem.lists), arch)
+    if found is None:
+        return WhyNot(
+            f"no room for two tiles of rows of {cache.head_dim} dims in the {arch.block_shared >> 10} KB of shared memory that "
+            f"{arch.name} has; use smaller rows, or leave out {arch.name}"
+        )
+    nbytes = sum(token_bytes(segment) for segment in cache.storage.roles["k"])
+    caches = "one cache" if len(problem.caches) == 1 else f"{len(problem.caches)} caches"
+    return Fit(
+        how=f"rows of {caches}, in {cache.dtype} on their way to shared memory; tokens on M",
+        context=partial(_context, problem, found),
+        division=Division(
+            columns=found.cols,
+            tiles=-(-problem.columns // found.cols),
+            heads=1,
+            tokens=TOKENS,
+            teams=1,
+            team_warps=WARPS,
+            stages=2,
+            held=1,
+            tile_bytes=TOKENS * nbytes,
+            blocks=1,
+            trip_tokens=TOKENS,
+            trip_warps=WARPS,
+            trip_bytes=TOKENS * nbytes,
+        ),
+        threads=THREADS,
+        shared=found.shared,
+        tile=TOKENS,
+        partial_bytes=partial_bytes(found.cols, cache.latent_part),
+        q_align=8,
+        out_align=4,
     )
 
 
-def _shape(head_dim: int, v_size: int, cols: int, lists: int) -> RecordsShape:
+def shape(head_dim: int, v_size: int, columns: int, lists: int, arch: Architecture) -> Shape | None:
+    """The most columns of a block that fit the architecture's shared memory; None where none do."""
+    cols = 64 if columns > 32 else 32 if columns > 16 else 16 if columns > 8 else 8
+    while cols >= 8:
+        found = _shape(head_dim, v_size, cols, lists)
+        if found.shared <= arch.block_shared:
+            return found
+        cols //= 2
+    return None
+
+
+def _shape(head_dim: int, v_size: int, cols: int, lists: int) -> Shape:
     pitch = (head_dim // 8 | 1) * 16
     warps_m, warps_n = TOKENS // 16, max(1, cols // 16)
     warps_k, held = WARPS // (warps_m * warps_n), cols <= 32
     query = 2 * cols * head_dim
     apart = not held or query > TOKENS * pitch
     rows = 2 * TOKENS * pitch + query * apart + 4 * warps_k * cols * (TOKENS + 4)
-    merged = -(-4 * cols * (v_size + 6) // 16) * 16
+    merged = aligned(4 * cols * (v_size + 6))
     shared = max(rows, merged) + 2 * cols * TOKENS + 4 * cols + 8 * TOKENS + 16 * lists
-    return RecordsShape(cols, TOKENS, pitch, warps_m, warps_n, warps_k, held, apart, shared)
+    return Shape(cols, TOKENS, pitch, warps_m, warps_n, warps_k, held, apart, shared)
+
+
+def _context(problem: MlaProblem, s: Shape, d: AttentionCall) -> MlaRecords:
+    """The template's context of a whole call."""
+    return MlaRecords(
+        d=d,
+        lists=problem.lists,
+        shape=s,
+        threads=THREADS,
+        slack=SLACK,
+        head_dim=problem.cache.head_dim,
+        qk_scale=problem.qk_scale,
+    )

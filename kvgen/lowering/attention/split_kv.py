@@ -42,9 +42,8 @@ class PlanContext:
     """Everything ops/decode_plan.cu.j2 reads.
 
     `counters` are those of a slot: kv heads times tiles of columns. `chunk_tokens` make a chunk where bits must not depend
-    on the batch, 0 where chunks are as long as balance asks. `warpgroup_tile` is the tile where another kernel runs that has
-    products of warpgroups, 0 where none does. `lists` are the lengths of a row's lists, where those are its tokens,
-    in whole tiles of `list_tile`, or of `warpgroup_list_tile` where such another kernel runs.
+    on the batch, 0 where chunks are as long as balance asks. `lists` are the lengths of a row's lists, where those are its
+    tokens, in whole tiles of `list_tile`.
     """
 
     entry: str
@@ -53,7 +52,6 @@ class PlanContext:
     attend: AttentionContext
     threads: int
     tile: int
-    warpgroup_tile: int
     chunk_tokens: int
     overhead: int
     least_tiles: int
@@ -63,48 +61,6 @@ class PlanContext:
     digest: int
     lists: tuple[str, ...] = ()
     list_tile: int = 0
-    warpgroup_list_tile: int = 0
-
-
-@dataclass(frozen=True)
-class Attended:
-    """What every attention kernel over chunks has: what attention/chunks.j2 reads.
-
-    `tiles` of columns share a kv head, or a block has `heads` neighbouring ones; `vec` dims of the output are written by one
-    access. `factored`: sums are still to be multiplied with Values::kFactor. The LSE is to base 2 if `lse_base_two`, counts the
-    sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. A workspace whose plan has another
-    `plan_digest` is refused (0: nothing is planned). `q_scaled`, `out_scaled`: q, out are codes, whose scale the call may bring.
-    `lists`: of a request's pages the call lists those that count, for each kv head.
-    """
-
-    entry: str
-    params: tuple[str, ...]
-    attend: AttentionContext
-    elem: str
-    out_elem: str
-    factored: bool
-    kv_heads: int
-    group: int
-    rows: int
-    tiles: int
-    v_size: int
-    vec: int
-    planned: bool
-    plan_digest: int
-    sinks: bool
-    new_in_length: bool
-    lse_inf: bool
-    lse_sinks: bool
-    lse_base_two: bool
-    heads: int = 1
-    q_scaled: bool = False
-    out_scaled: bool = False
-    lists: bool = False
-
-    @property
-    def column_blocks(self) -> int:
-        """Blocks that share a chunk."""
-        return self.kv_heads // self.heads * self.tiles
 
 
 def partial_bytes(cols: int, dim: int) -> int:
@@ -188,7 +144,6 @@ def planner(
     attend: AttentionContext,
     rows: int,
     tile: int,
-    warpgroup_tile: int = 0,
     chunk_tokens: int,
     columns: int,
     index: str,
@@ -196,10 +151,9 @@ def planner(
     cross: bool = False,
     lengths: tuple[Param, ...] = (),
     list_tile: int = 0,
-    warpgroup_list_tile: int = 0,
 ) -> KernelPlan:
     """The planner of operation `name`: one block, once a step. Where rows have lists, `lengths` are those of the lists, each of
-    which takes whole tiles of `list_tile` entries, or of `warpgroup_list_tile` where products are of warpgroups (0: the same)."""
+    which takes whole tiles of `list_tile` entries."""
     padding = tuple(p for p in attend.params if p.name == "valid_tokens")
     params = (
         WORKSPACE,
@@ -216,7 +170,6 @@ def planner(
         threads=PLAN_THREADS,
         # A chunk is a whole number of tiles, also where a block's are longer.
         tile=math.gcd(tile, chunk_tokens),
-        warpgroup_tile=warpgroup_tile,
         chunk_tokens=chunk_tokens,
         overhead=OVERHEAD,
         least_tiles=LEAST_TILES,
@@ -226,7 +179,6 @@ def planner(
         digest=digest,
         lists=tuple(p.name for p in lengths),
         list_tile=list_tile,
-        warpgroup_list_tile=warpgroup_list_tile,
     )
     one = const(1)
     return KernelPlan(
