@@ -62,7 +62,7 @@ class Architecture:
 
     @property
     def family(self) -> bool:
-        """Whether the target is one of a family of GPUs, which NVRTC knows from 12.9 on."""
+        """The target is one of a family of GPUs, which NVRTC knows from 12.9 on."""
         return self.name.endswith("f")
 
 

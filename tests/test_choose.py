@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -144,3 +145,28 @@ def test_one_table_of_architectures() -> None:
             assert old not in text, f"ops/{op}.py: {old}"
     for path in (PACKAGE / "lowering").rglob("*.py"):
         assert "hindrance" not in path.read_text(encoding="utf-8"), path
+
+
+# The chosen kernel is the fastest by the model. ------------------------------------------------------------------------------
+
+MOST: Final = 1.03  # of another candidate's cycles
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_other_candidate_takes_fewer_cycles(name: str) -> None:
+    """A token and query column, by the trips that resources.json has of every kernel that fits, on sm_80 and sm_90a."""
+    path = find_config(ROOT).out / name / "resources.json"
+    calls = json.loads(path.read_text(encoding="utf-8")).get("candidates", {})
+    kernels = ALL[name]
+    for op in (op for op in kernels.ops if isinstance(op, Decode | Extend | MlaDecode)):
+        for arch in (arch for arch in kernels.arch if ARCHITECTURES[arch].reference):
+            on_tensor_cores = [
+                n for n, plan in op.candidates(kernels, arch).items() if plan.division and not plan.division.lanes
+            ]
+            recorded = calls.get(op.name, {}).get(arch, {})
+            assert len(on_tensor_cores) < 2 or list(recorded) == on_tensor_cores, (
+                f"{op.name} on {arch}: record the set anew"
+            )
+            if recorded:
+                chosen, *others = recorded.values()
+                assert chosen <= MOST * min(others), f"{op.name} on {arch}: {recorded}"

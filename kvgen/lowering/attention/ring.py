@@ -35,7 +35,7 @@ class Stages:
 
     @property
     def same(self) -> bool:
-        """Whether every architecture has as many tiles."""
+        """Every architecture has as many tiles."""
         return len({count for _, count in self.choices}) == 1
 
     @property
