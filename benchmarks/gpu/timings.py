@@ -219,7 +219,7 @@ class Timer:
         return {n: work.random((count, self.facts.kv_heads, d)) for n, d in work.roles}
 
     def _dequantizes(self, name: str) -> bool:
-        """Whether it is a gather of values, not of codes, from one layer, request by request."""
+        """True for a gather of values, not of codes, from one layer, request by request."""
         kernel = getattr(self.package, name).KERNEL
         names = {p.name for p in kernel.params}
         return "starts" in names and not kernel.all_layers and ("k_out" in names or not self.facts.loss)
@@ -298,7 +298,7 @@ class Timer:
             raise WrongResult(f"q_out: off by {off:.3g} from that of separate kernels")
 
     def _same(self, found: Any, given: Any) -> bool:
-        """Whether these are the same rows, but for what quantization takes."""
+        """True for equal rows, but for what quantization takes."""
         if not self.facts.loss:
             return bool(found.tobytes() == given.tobytes())
         return bool(np.abs(found.astype(np.float64) - given.astype(np.float64)).max(initial=0.0) <= self.facts.loss)
@@ -496,7 +496,7 @@ class Timer:
         return {"workspace": workspace}, op.bind_plan(work.cache[0], workspace, rows=rows)
 
     def _python(self, name: str) -> dict[str, Any]:
-        """What a bound call costs the host, in microseconds; a stream takes some hundreds before it pushes back."""
+        """The cost of a bound call to the host, in microseconds; a stream takes some hundreds before it pushes back."""
         work, calls, _ = self._append_call(name, 1)
         step, best = getattr(self.package, name).bind(work.cache[0], **calls[0]), math.inf
         times, count = CALLS

@@ -219,7 +219,7 @@ def test_every_changed_byte_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("op", ["decode", "append"])
 def test_numbers_that_are_too_far_off_are_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel computes is held to its bound: attention, and rows that RoPE turns."""
+    """Numbers that a kernel computes are held to their bounds: attention, and rows that RoPE turns."""
     name = {"decode": "layout_f32", "append": "engine_llama3_8b"}[op]
     cases_type: Any = {"decode": DecodeCases, "append": AppendCases}[op]
     real = cases_type.compare

@@ -68,7 +68,7 @@ def test_device_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fewest_bytes_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one request times the requests are, nearly, those of the batch."""
+    """The fewest bytes of one request times the requests are, nearly, those of the batch."""
     kernels = load_file(ROOT / "specs" / "layout_f32.py", "specs/layout_f32.py")[0].kernels
     with generated(ROOT / "generated", "layout_f32") as package:
         timer = Timer(None, kernels, package, None, read_gb_s=1.0)  # type: ignore[arg-type]
