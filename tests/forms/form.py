@@ -171,6 +171,7 @@ LEFT_OUT: Final = frozenset(
         "headers",
         "held",
         "indices",
+        "k_pitch",
         "largest",
         "latent",
         "latent_bytes",
@@ -236,6 +237,7 @@ LEFT_OUT: Final = frozenset(
         "token_bytes",
         "together_bytes",
         "union_bytes",
+        "v_pitch",
         "v_size",
         "values",
         "vector",
@@ -381,7 +383,7 @@ def parse(line: str) -> Subject:
 
 
 def all_forms(subjects: Iterable[Subject]) -> set[str]:
-    """Of several subjects."""
+    """The forms of several subjects."""
     return {form for subject in subjects for form in subject.forms()}
 
 
@@ -462,7 +464,7 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def _operand(operand: Operand, around: object) -> Iterator[str]:
-    """What the template of a context `around` asks of K or V as an operand."""
+    """Features of K or V as an operand that the template of a context `around` asks for."""
     of, decode = operand.role[0], isinstance(around, DecodeMma)
     flags = _OPERAND_FLAGS if not decode else _KEY_FLAGS if of == "k" else _DECODE_FLAGS
     yield f"{of}_use {operand.use}"
@@ -579,7 +581,7 @@ def _of_mask(attend: AttentionContext, *, one_row: bool) -> Iterator[str]:
 
 
 def _asked(attend: AttentionContext) -> set[str]:
-    """What a kernel does to scores one by one."""
+    """Features of a kernel's work on scores one by one."""
     kinds = {
         "scores": not attend.plain,
         "masks": attend.masked,
