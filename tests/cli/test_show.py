@@ -21,7 +21,9 @@ def test_the_generated_file_itself(built: Folder) -> None:
 def test_a_set_shows_all_its_files(project: Folder) -> None:
     said = project.kvgen("show", "wide").stdout
     heads = re.findall(r"^==> (.*) <==$", said, re.M)
-    assert heads == [f"generated/wide/{name}" for name in ("__init__.py", "_table.py", "append.cu", "cache.cuh", "gather.cu")]
+    assert heads == [
+        f"generated/wide/{name}" for name in ("__init__.py", "_table.py", "append.cu", "cache.cuh", "gather.cu")
+    ]
 
 
 def test_globs(project: Folder) -> None:
