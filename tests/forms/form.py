@@ -269,6 +269,12 @@ LEFT_OUT: Final = frozenset(
     ]
 )
 # Fields of a cache's context that `_of_pages` and `_of_segment` read, and where its tensors lie.
+_ENTRIES: Final = (
+    "* page_table",
+    "* page_indices",
+    "* req_to_token",
+    "* kv_offsets",
+)  # how the page table's field ends
 _OF_CACHES: Final = frozenset(
     [
         "base",
@@ -288,10 +294,10 @@ _OF_CACHES: Final = frozenset(
         "scale_id",
         "scale_row",
         "summary",
-        "table_template",
-        "table_type",
+        "ids_type",
+        "table",
+        "table_header",
         "table_vector",
-        "window",
     ]
 )
 
@@ -594,10 +600,11 @@ def _asked(attend: AttentionContext) -> set[str]:
 
 def _of_pages(cache: CacheContext) -> Iterator[str]:
     """How a token's page is found."""
-    yield PurePath(cache.table_template).stem
+    yield PurePath(cache.table_header).stem
+    (entries,) = (f for f in cache.fields if f.endswith(_ENTRIES))
     kinds = {
-        "id multiplier": cache.multiplier > 1,
-        "table of scales": cache.own_table,
+        "id multiplier": "uint64_t" in cache.ids_type,
+        "table of scales": "scale_id" in cache.ids,
         "lengths after": cache.lengths == "after",
         "pages of 1": cache.page_tokens == 1,
         "pages of any size": cache.page_tokens == 0,
@@ -605,6 +612,6 @@ def _of_pages(cache: CacheContext) -> Iterator[str]:
         "rate": cache.rate > 1,
         "residual": cache.residual > 0,
         "several heads": cache.heads > 1,
-        f"{cache.table_type} entries": cache.table_type != "int32_t",
+        f"{entries.split()[1].rstrip('*')} entries": not entries.startswith("const int32_t*"),
     }
     yield from (kind for kind, has in kinds.items() if has)
