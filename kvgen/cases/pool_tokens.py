@@ -27,6 +27,7 @@ class PoolTokensCases(Cases[PoolTokens]):
     """The step's new tokens, some of which end an entry; pages of the state in no order, two of them nobody's."""
 
     lengths = "step"
+    served = "new entries"
 
     def sizes(self, scene: Scene) -> dict[str, int]:
         """As many columns of the state as the longest request needs."""

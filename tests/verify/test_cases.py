@@ -17,6 +17,9 @@ from kvgen.cases.append import AppendCases
 from kvgen.cases.decode import DecodeCases
 from kvgen.cases.gather import GatherCases
 from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
@@ -103,6 +106,15 @@ def test_caches_of_every_set_are_taken(name: str) -> None:
                 for workload in (*batches(kernels, op, quick=True), hostile_batch(kernels, op)):
                     case = case_of(kernels, op, package, workload, 0)
                     package.Cache(**case.before.pools, **case.before.tables)
+
+
+def test_scales_of_counted_calls_are_numbers() -> None:
+    """A scale of 0 would be a fault, which a call that is counted or timed must not have."""
+    with verifier("engine_qwen3_fp8") as v:
+        scene = Scene(v.kernels, v.package, Workload("two", (20, 9), (3, 1)))
+        calls = [cases_of(op).call(scene) for op in v.kernels.ops if cases_of(op).counted]
+        found = [array for call in calls for name, array in call.arrays.items() if name in ("q_scale", "out_scale")]
+        assert found and all((array == 1).all() for array in found)
 
 
 def in_this_run(name: str, op: str) -> bool:
