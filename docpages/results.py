@@ -98,7 +98,7 @@ def _ratio(buffers: list[dict[str, Any]], group: str) -> str:
 
 
 def counted_table() -> str:
-    """What kernels of some sets move, over the least that they could; runs them on the CPU machine."""
+    """Bytes that kernels of some sets move, over the fewest that they could; runs them on the CPU machine."""
     head = "| | K, V | scales | inputs | outputs | warp instructions a token | in flight a block |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *count(COUNTED).values()])
 

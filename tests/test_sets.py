@@ -32,7 +32,7 @@ def test_lines_are_read_as_they_are_written() -> None:
 
 @needs_tool
 def test_a_line_is_what_compiling_gives() -> None:
-    """Of one small set: what --record would write."""
+    """One small set, as --record would write it."""
     recorded = {key: line for key, line in sets.recorded().items() if key.startswith("mxfp8/")}
     assert measure(set(recorded)) == recorded and len(recorded) == 2
 

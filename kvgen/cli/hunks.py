@@ -45,7 +45,7 @@ class Hunk:
 
     @property
     def adds(self) -> bool:
-        """Whether any line was added."""
+        """A line was added."""
         return any(line.startswith("+") for line in self.lines)
 
 
@@ -73,7 +73,7 @@ class _Change:
     numbers: tuple[str, ...]
 
     def is_near(self, other: _Change) -> bool:
-        """Whether `other`, which comes next, would share surroundings with this one."""
+        """`other`, which comes next, would share surroundings with this one."""
         return other.texts is self.texts and other.i1 - self.i2 <= 2 * _around(self.texts.path)
 
 
@@ -187,7 +187,7 @@ def _range(begin: int, end: int, skipped: int) -> str:
 
 
 def _differing(group: Sequence[Sequence[_Change]]) -> list[tuple[str, ...]]:
-    """Of each member the numbers that are not the same in all, each column of equal numbers once."""
+    """The numbers of each member that are not the same in all; each column of equal numbers once."""
     columns = list(zip(*(tuple(n for change in run for n in change.numbers) for run in group), strict=True))
     kept = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return list(zip(*kept, strict=True)) if kept else [()] * len(group)

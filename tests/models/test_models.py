@@ -44,7 +44,7 @@ GEMMA_UNIT = ("local", "local", "local", "local", "local", "full")
 
 @dataclass(frozen=True)
 class Golden:
-    """What the model cards and papers say, by hand."""
+    """Facts of the model cards and papers, by hand."""
 
     shape: tuple[int, int, int, int]  # query heads, KV heads, head dim, group
     layers: int
@@ -327,7 +327,7 @@ def spec_of(stem: str) -> str:
 
 @pytest.mark.parametrize("stem", SPECS)
 def test_checked_in_specs_are_what_init_writes(stem: str) -> None:
-    """Those of specs/, and of tests/sets."""
+    """The specs of specs/, and of tests/sets."""
     assert spec_path(stem).read_bytes() == spec_of(stem).encode()
 
 

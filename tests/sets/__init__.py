@@ -51,7 +51,7 @@ def spec_path(stem: str) -> Path:
 
 @functools.cache
 def files() -> dict[str, File]:
-    """What the sets render to, with the headers that they include, by path below an output folder."""
+    """The generated files of the sets, with the headers that they include, by path below an output folder."""
     return render_all(list(loaded()))
 
 
