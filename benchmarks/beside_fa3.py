@@ -106,7 +106,7 @@ def settled(roles: Sequence[Role], mbarriers: dict[str, Mbarrier], device: Devic
 
 
 def of_peer(peer: Peer, graph: Sequence[Block], device: Device) -> float:
-    """Of 128 x 128."""
+    """Cycles of a peer's tile of 128 x 128."""
     structure = peer.structure
     tiles = {part.name: part.tiles for part in structure.parts}
     cycles = settled(told(graph, structure.parts), dict(structure.mbarriers), device, tiles)
@@ -114,7 +114,7 @@ def of_peer(peer: Peer, graph: Sequence[Block], device: Device) -> float:
 
 
 def of_extend(kernel: Kernel, columns: int, tokens: int, device: Device) -> float:
-    """Of 128 x 128."""
+    """Cycles of extend's tile of 128 x 128."""
     roles, mbarriers = kernel.roles
     return settled(roles, dict(mbarriers), device, {}) * TILE / (columns * tokens)
 

@@ -31,7 +31,7 @@ PAIRS: Final = [
 
 
 def costs(kernels: KernelSet, op: Extend, rows: int) -> tuple[float, float]:
-    """Of decode and of extend; decode has no more than 128 rows."""
+    """Costs of decode and of extend; decode has no more than 128 rows."""
     arch = row_rule.arch_of(kernels)
     decode = row_rule.decode_cost(kernels, rows, arch) if rows <= row_rule.MOST_ROWS else None
     extend = row_rule.extend_cost(kernels, rows, arch, op.choices(kernels)[arch].fit)

@@ -171,6 +171,7 @@ LEFT_OUT: Final = frozenset(
         "headers",
         "held",
         "indices",
+        "k_pitch",
         "largest",
         "latent",
         "latent_bytes",
@@ -236,6 +237,7 @@ LEFT_OUT: Final = frozenset(
         "token_bytes",
         "together_bytes",
         "union_bytes",
+        "v_pitch",
         "v_size",
         "values",
         "vector",
@@ -267,6 +269,12 @@ LEFT_OUT: Final = frozenset(
     ]
 )
 # Fields of a cache's context that `_of_pages` and `_of_segment` read, and where its tensors lie.
+_ENTRIES: Final = (
+    "* page_table",
+    "* page_indices",
+    "* req_to_token",
+    "* kv_offsets",
+)  # how the page table's field ends
 _OF_CACHES: Final = frozenset(
     [
         "base",
@@ -286,10 +294,10 @@ _OF_CACHES: Final = frozenset(
         "scale_id",
         "scale_row",
         "summary",
-        "table_template",
-        "table_type",
+        "ids_type",
+        "table",
+        "table_header",
         "table_vector",
-        "window",
     ]
 )
 
@@ -381,7 +389,7 @@ def parse(line: str) -> Subject:
 
 
 def all_forms(subjects: Iterable[Subject]) -> set[str]:
-    """Of several subjects."""
+    """The forms of several subjects."""
     return {form for subject in subjects for form in subject.forms()}
 
 
@@ -462,7 +470,7 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def _operand(operand: Operand, around: object) -> Iterator[str]:
-    """What the template of a context `around` asks of K or V as an operand."""
+    """Features of K or V as an operand that the template of a context `around` asks for."""
     of, decode = operand.role[0], isinstance(around, DecodeMma)
     flags = _OPERAND_FLAGS if not decode else _KEY_FLAGS if of == "k" else _DECODE_FLAGS
     yield f"{of}_use {operand.use}"
@@ -579,7 +587,7 @@ def _of_mask(attend: AttentionContext, *, one_row: bool) -> Iterator[str]:
 
 
 def _asked(attend: AttentionContext) -> set[str]:
-    """What a kernel does to scores one by one."""
+    """Features of a kernel's work on scores one by one."""
     kinds = {
         "scores": not attend.plain,
         "masks": attend.masked,
@@ -592,10 +600,11 @@ def _asked(attend: AttentionContext) -> set[str]:
 
 def _of_pages(cache: CacheContext) -> Iterator[str]:
     """How a token's page is found."""
-    yield PurePath(cache.table_template).stem
+    yield PurePath(cache.table_header).stem
+    (entries,) = (f for f in cache.fields if f.endswith(_ENTRIES))
     kinds = {
-        "id multiplier": cache.multiplier > 1,
-        "table of scales": cache.own_table,
+        "id multiplier": "uint64_t" in cache.ids_type,
+        "table of scales": "scale_id" in cache.ids,
         "lengths after": cache.lengths == "after",
         "pages of 1": cache.page_tokens == 1,
         "pages of any size": cache.page_tokens == 0,
@@ -603,6 +612,6 @@ def _of_pages(cache: CacheContext) -> Iterator[str]:
         "rate": cache.rate > 1,
         "residual": cache.residual > 0,
         "several heads": cache.heads > 1,
-        f"{cache.table_type} entries": cache.table_type != "int32_t",
+        f"{entries.split()[1].rstrip('*')} entries": not entries.startswith("const int32_t*"),
     }
     yield from (kind for kind, has in kinds.items() if has)

@@ -21,7 +21,7 @@ from kvgen.cases.workload import Workload
 from kvgen.lowering.attention.problem import Fit
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.support import extend_sets
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import extend_of, step
@@ -35,7 +35,7 @@ SETS: Final = {
     "chunk": extend_sets.MORE["twelve"],
     "full": extend_sets.MORE["full"],
     "invariant": extend_sets.SETS["invariant"],
-    "llama": test_extend_wgmma.SETS["llama"],
+    "llama": test_extend_sm90.SETS["llama"],
 }
 # Tokens and rows of requests: 60 that decode and a prompt, chunks behind a prefix, verification; and few, whose keys are cut.
 BATCHES: Final = (

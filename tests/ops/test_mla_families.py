@@ -240,7 +240,7 @@ def test_a_gpu_gets_its_files(
 def launched(
     name: str, kernel: str, capability: tuple[int, int], patch: pytest.MonkeyPatch
 ) -> tuple[Any, dict[str, Any]]:
-    """What a checked-in set's launcher loads and launches on a GPU of this capability."""
+    """The file that a checked-in set's launcher loads on a GPU of this capability, and its launch."""
     driver = NotingDriver()
     driver.capability = lambda device: capability  # type: ignore[method-assign]
     patch.setattr(cuda, "driver", lambda: driver)

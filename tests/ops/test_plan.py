@@ -143,7 +143,7 @@ def drawn(draw: st.DrawFn, hostile: bool) -> tuple[list[int], list[int] | None, 
 @settings(max_examples=15 if CAMPAIGN else 8)
 @given(data=st.data())
 def test_lists(name: str, op: str, data: Any) -> None:
-    """Of any batch, and of ones with bad lengths and offsets, whatever the number of multiprocessors."""
+    """Any batch, with bad lengths and offsets too, whatever the number of multiprocessors."""
     lengths, offsets, valid, rows = data.draw(drawn(data.draw(st.booleans())))
     step = Step(name, op, lengths, offsets, valid)
     max_rows = max(1, rows) + data.draw(st.integers(0, 5))

@@ -1,4 +1,4 @@
-"""What a planner leaves in a workspace, read back, and what a step's chunks must be by its rules."""
+"""A planner's list in a workspace, read back, and the chunks that its rules ask for."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read(workspace: Workspace, columns: int) -> ChunkList:
     header = inside[:64].view(HEADER)[0]
 
     def stamps(count: int) -> Raw:
-        """What the plan's list has at each place."""
+        """The plan's list at each place."""
         at = np.arange(1, count + 1, dtype=np.uint64) * 0x85EBCA6B + int(header["stamp"])
         return (at & 0xFFFFFFFF).astype(np.uint32)
 
@@ -216,7 +216,7 @@ def balanced(requests: Sequence[Span], sm_parts: int, tile: int) -> list[list[Sp
 
 
 def invariant(requests: Sequence[Span], sm_parts: int, tile: int, chunk: int) -> list[list[Span]]:
-    """The same where a request is cut into `chunk` tokens from its first tile on, and SM parts have as many of these each."""
+    """The list where a request is cut into `chunk` tokens from its first tile on, and SM parts have as many of these each."""
     found = []
     for request in requests:
         first, last = request.tiles(tile)[0] * tile, request.tiles(tile)[-1] * tile + 1

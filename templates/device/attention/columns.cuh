@@ -1,6 +1,17 @@
-// The columns of an attention block, where their rows stand, and what becomes of their sums.
+// The columns of an attention block, the positions of their rows, and the results of their sums.
 //
 // A column is a query row of the chunk with one of the kGroup query heads that share the kv head.
+//
+// The online softmax of all attention kernels: scores are base 2, and P = 2^(score - row_max). row_max starts at -inf. It rises if a
+// score passes it, in a kernel with a kSlack by more than kSlack; the sums so far are then multiplied by 2^(old - new). row_sum and
+// the sums of P V are f32; row_sum adds P before P is rounded to an operand. Each thread adds the P of its own tokens; the threads
+// of a column add their parts at the end of a chunk.
+//
+// Masks: tokens outside the chunk, and list entries of -1 or past a list's length, have zeros for K and V and the score -inf.
+// A token that a row does not see has the score -inf; where its V is not finite, the product with it is left out (0 * NaN is NaN).
+//
+// Padding: a row that belongs to no request gets 0 in out and -inf in LSE, and a request without tokens does too. A row of a faulty
+// request gets NaN in both.
 #pragma once
 
 #include "split_kv.cuh"

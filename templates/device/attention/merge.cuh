@@ -1,11 +1,13 @@
-// Partial results of a request's chunks, and how they come together.
+// Partial results of a request's chunks, and their merge.
 //
-// Partial results of a request lie in neighbouring slots of the workspace, in token order, and are merged in that order
-// whichever block finishes last, so a request's bits do not depend on the order of blocks.
+// A block stores the partial result of its chunk in the workspace, in f32, and counts. The block that counts last among kFanIn
+// neighbouring chunks merges them. If a request has several such groups, the last of the merging blocks merges the groups.
+// Partial results lie in neighbouring slots, in token order, and are merged in that order, whichever block finishes last. So a
+// request's bits do not depend on the order of blocks.
 //
-// `Out` names the numbers of a kernel's results: kThreads of a block, kTeams of them with results of their own, kCols columns,
-// kDim dims of a column, kVec dims that a thread handles at once, kColumnBlocks blocks that share a chunk; and where a block has
-// threads besides, the kBarrier at which its first kThreads meet.
+// `Out` names the numbers of a kernel's results: kThreads of a block; kTeams, the warp groups with results of their own; kCols
+// columns; kDim dims of a column; kVec dims that a thread handles at once; kColumnBlocks blocks that share a chunk. If the block has
+// more than kThreads threads, its first kThreads meet at named barrier kBarrier.
 #pragma once
 
 #include "columns.cuh"

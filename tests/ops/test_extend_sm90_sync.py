@@ -137,7 +137,7 @@ def changed(kernels: KernelSet, name: str, change: tuple[str, int, str | None], 
     """The generated package with one thing of the kernel, or of its device functions, left out or changed."""
     part, which, instead = change
     package = "without_" + name.replace(": ", "_").replace(" ", "_")
-    files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_wgmma_sync.py", ""))
+    files = render_device() | render_set(LoadedSet(kernels, "tests/ops/test_extend_sm90_sync.py", ""))
     for path, file in files.items():
         text = file.text
         lines = text.splitlines(keepends=True)

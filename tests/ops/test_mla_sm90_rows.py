@@ -168,7 +168,7 @@ def test_each_byte_is_read_once() -> None:
 @ALL
 def test_sums_stay_in_registers(name: str) -> None:
     """No spills, and no product that waits for the one before: the assembler says so where it serialises them."""
-    loaded = LoadedSet(SETS[name], "tests/ops/test_mla_wgmma.py", "")
+    loaded = LoadedSet(SETS[name], "tests/ops/test_mla_sm90_rows.py", "")
     files = render_set(loaded) | render_device()
     units: dict[str, Unit] = {u.name: u for u in units_of(loaded, files, "generated")}
     image = compile_unit(units[f"{name}/mla_decode"], "sm_90a", "cubin", cache=default_cache())

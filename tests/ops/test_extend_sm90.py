@@ -218,13 +218,13 @@ def test_extend_and_decode_of_nvfp4(name: str) -> None:
 
 def unit_of(kernels: KernelSet) -> Unit:
     """The set's extend."""
-    loaded = LoadedSet(kernels, "tests/ops/test_extend_wgmma.py", "")
+    loaded = LoadedSet(kernels, "tests/ops/test_extend_sm90.py", "")
     files = render_device() | {f.path: f for f in render_set(loaded).values()}
     return next(u for u in units_of(loaded, files, "generated") if u.name.endswith("/extend"))
 
 
 def machine_code(kernels: KernelSet) -> Kernel:
-    """Of the set's extend on sm_90a, as it ships."""
+    """The unit of the set's extend on sm_90a, as it ships."""
     unit = unit_of(kernels)
     (image,) = compile_many([(unit, "sm_90a", "cubin")], cache=default_cache())
     return kernel_of(image, kernels.ops[0].plan(kernels)[0], unit.text)
