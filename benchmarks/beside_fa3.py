@@ -106,7 +106,7 @@ def settled(roles: Sequence[Role], mbarriers: dict[str, Mbarrier], device: Devic
 
 
 def of_peer(peer: Peer, graph: Sequence[Block], device: Device) -> float:
-    """Of 128 x 128."""
+    """Cycles of a peer's tile of 128 x 128."""
     structure = peer.structure
     tiles = {part.name: part.tiles for part in structure.parts}
     cycles = settled(told(graph, structure.parts), dict(structure.mbarriers), device, tiles)
@@ -114,7 +114,7 @@ def of_peer(peer: Peer, graph: Sequence[Block], device: Device) -> float:
 
 
 def of_extend(kernel: Kernel, columns: int, tokens: int, device: Device) -> float:
-    """Of 128 x 128."""
+    """Cycles of extend's tile of 128 x 128."""
     roles, mbarriers = kernel.roles
     return settled(roles, dict(mbarriers), device, {}) * TILE / (columns * tokens)
 
@@ -134,15 +134,15 @@ def kernels(selectors: Sequence[str]) -> list[tuple[Kernel, int, int, int]]:
             for plan in set_plans(item.loaded)[op.name]
             if attends(plan)
             for kernel, archs in plan.files(item.loaded.kernels.arch)
-            if ARCH in archs and "wgmma" in kernel.template
+            if ARCH in archs and kernel.division is not None and kernel.division.warpgroups
         }
         jobs = [(unit, ARCH, "cubin") for unit in project.units[item.name] if unit.name in plans]
         texts = {unit.name: unit.text for unit, *_ in jobs}
         for image in compile_many(jobs, cache=default_cache(), origin=project.origin):
             plan = plans[image.unit_name]
-            context = plan.context
-            kernel = kernel_of(image, plan, texts[image.unit_name])
-            found.append((kernel, context.cols, context.tokens, item.loaded.kernels.kv.head_dim))
+            kernel, division = kernel_of(image, plan, texts[image.unit_name]), plan.division
+            assert division is not None
+            found.append((kernel, division.columns, division.tokens, item.loaded.kernels.kv.head_dim))
     return found
 
 

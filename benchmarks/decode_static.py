@@ -37,13 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from kvgen import Block, KernelSet, Paged, Quant, ops, presets
+from kvgen.architectures import architecture
 from kvgen.codegen.emit import kernel_files, render_all, units_of, write_file
 from kvgen.compile import ARCHS, Image, compile_unit
 from kvgen.compile import Cache as CompileCache
 from kvgen.compile.sass import sass
 from kvgen.cycles.flow import main_loop
 from kvgen.cycles.kernel import blocks_per_multiprocessor
-from kvgen.lowering.attention import mma
 from kvgen.schema.cache import Cache
 from kvgen.schema.loader import LoadedSet
 
@@ -55,10 +55,9 @@ def _paged(page: int, head_dim: int = 128, **fields: Any) -> Cache:
     return Paged(dtype="bf16", kv_heads=HEADS, head_dim=head_dim, page_size=page, **fields)
 
 
-def _mla(name: str, cache: Cache, heads: int, rows: int = 1) -> KernelSet:
-    op = ops.MlaDecode(name="decode", scale=192**-0.5, rows=rows, split="balanced")
-    # For sm_90a alone 64 columns and more are products of warpgroups, whose loop is another one.
-    return KernelSet(name=name, q_heads=heads, cache=cache, ops=(op,), arch=("sm_80", "sm_90a"))
+def _mla(name: str, cache: Cache, heads: int, arch: Any) -> KernelSet:
+    op = ops.MlaDecode(name="decode", scale=192**-0.5, split="balanced")
+    return KernelSet(name=name, q_heads=heads, cache=cache, ops=(op,), arch=(arch,))
 
 
 def shapes(arch: Any) -> dict[str, KernelSet]:
@@ -87,8 +86,9 @@ def shapes(arch: Any) -> dict[str, KernelSet]:
     }
     latent = {"mla_bf16": presets.max_mla(page_size=64), "mla_fp8": presets.max_mla_fp8(page_size=64)}
     for name, cache in {**latent, "mla_fp8_rows": presets.flashmla_fp8()}.items():
-        for heads in (16, 128):
-            made[f"{name}_h{heads}"] = _mla(f"{name}_h{heads}", cache, heads)
+        # More heads go to warpgroups where there are some, whose loops `kvgen bench --cycles` examines.
+        for heads in (16,) if architecture(arch).wgmma else (16, 128):
+            made[f"{name}_h{heads}"] = _mla(f"{name}_h{heads}", cache, heads, arch)
     return made
 
 
@@ -129,17 +129,19 @@ def compiled(kernels: KernelSet, arch: str, known: CompileCache | None = None) -
 
 def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) -> Static:
     """Compile a set's decode and read its machine code."""
-    (plan, *_), op = kernels.ops[0].plan(kernels), kernels.ops[0]
+    plan = kernels.ops[0].plan(kernels)[0].on(arch)
+    division = plan.division
+    assert division is not None
     images, seconds = compiled(kernels, arch, known)
     used = images[0].resources
     assert used is not None
     loop = main_loop(sass(images[0].data, cache=known))
-    tokens, warps, tiles, stage = _division(kernels, op, arch)
     tiles_a_trip = sum(x.opcode == "LDGDEPBAR" for x in loop.usual)
     if tiles_a_trip < 1:
         raise ValueError(f"{kernels.name}: a trip round the main loop commits no copies; is it the main loop?")
-    per = tokens * tiles_a_trip / warps / tiles
-    shared = plan.shared_on(arch) + used.static_shared
+    # Of warps that share a tile, and blocks that share the columns.
+    per = division.tokens * tiles_a_trip / (division.team_warps // division.heads) / division.tiles
+    shared = plan.shared + used.static_shared
     blocks = blocks_per_multiprocessor(arch, used.registers, shared, plan.threads)
     return Static(
         name=kernels.name,
@@ -147,35 +149,17 @@ def examine(kernels: KernelSet, arch: str, known: CompileCache | None = None) ->
         a_token=len(loop.usual) / per,
         classes={name: n / per for name, n in loop.classes().items()},
         trip=len(loop.usual),
-        tokens=tokens * tiles_a_trip,
+        tokens=division.tokens * tiles_a_trip,
         registers=used.registers,
         spills=used.spill_stores + used.spill_loads,
         shared=shared,
         blocks=blocks,
         threads=plan.threads,
-        kb_in_flight=blocks * stage // 1024,
+        kb_in_flight=division.in_flight(blocks) // 1024,
         seconds=seconds[0],
         set_seconds=sum(seconds),
         more=loop.holds_loops,
     )
-
-
-def _division(kernels: KernelSet, op: Any, arch: str) -> tuple[int, int, int, int]:
-    """Tokens of a tile, warps that share one, tiles of columns, and bytes that a block has on their way."""
-    size = mma.SIZES[arch]
-    context = op.plan(kernels)[0].context
-    if op.kind == "mla_decode":
-        shape, row = context.shape, context.row
-        nbytes = row.latent_bytes + row.rope_bytes + 4 * row.groups
-        return (
-            shape.tokens,
-            context.threads // 32,
-            context.d.tiles,
-            (getattr(shape.stages, size) - 1) * shape.tokens * nbytes,
-        )
-    stages = getattr(context.stages, size) - 1
-    nbytes = stages * context.teams * context.tokens * context.heads * (context.k_bytes + context.v_bytes)
-    return context.tokens, context.team_warps // context.heads, context.d.tiles, nbytes
 
 
 # Executed PTX ----------------------------------------------------------------------------------------------------------------
@@ -212,17 +196,6 @@ def executed(kernels: KernelSet, arch: str, least: int = 256, more: int = 1024) 
             for tokens in (least, least + more)
         ]
     return (counts[1] - counts[0]) / more / kernels.cache.kv_heads
-
-
-@contextmanager
-def on_cuda_cores() -> Iterator[None]:
-    """Decode planned as if no cache could go through tensor cores."""
-    before = mma.hindrance
-    mma.hindrance = lambda *given: "asked for"
-    try:
-        yield
-    finally:
-        mma.hindrance = before
 
 
 # Output -------------------------------------------------------------------------------------------------------------------

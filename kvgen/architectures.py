@@ -56,13 +56,8 @@ class Architecture:
         return self.shared - BLOCK_CHARGE
 
     @property
-    def shared_kb(self) -> int:
-        """Kilobytes of shared memory of a block: kSharedKB of device/base/arch.cuh."""
-        return self.block_shared >> 10
-
-    @property
     def family(self) -> bool:
-        """Whether the target is one of a family of GPUs, which NVRTC knows from 12.9 on."""
+        """The target is one of a family of GPUs, which NVRTC knows from 12.9 on."""
         return self.name.endswith("f")
 
 

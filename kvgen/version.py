@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__version__: Final = "0.1.0"
+__version__: Final = "0.2.0"
 
 # What generated packages expect of kvgen.runtime.
 ABI: Final = 8

@@ -22,7 +22,7 @@ def shared_heads(name: str, heads: int) -> KernelSet:
         sources=[Keys(name="entries", cache=ENTRIES)],
         split="balanced",
     )
-    return KernelSet(name=name, q_heads=heads, cache=presets.flashmla_v4(), ops=[attend], arch=["sm_90a"])
+    return KernelSet(name=name, q_heads=heads, cache=presets.flashmla_v4(), ops=[attend], arch=["sm_80", "sm_90a"])
 
 
 kernels = [
@@ -39,16 +39,5 @@ kernels = [
         ],
         arch=["sm_90a"],
     ),
-    KernelSet(
-        name="deepseek_v4_flash_c4",
-        q_heads=64,
-        cache=ENTRIES,
-        ops=[
-            ops.Pool(overlap=True, ape=True, norm=RmsNorm(multiply="before"), rope=ROPE),
-            ops.RemapIndices(counts=True, unseen="drop"),
-        ],
-        arch=["sm_90a"],
-    ),
-    shared_heads("deepseek_v4_flash_tp4", 16),
     shared_heads("deepseek_v4_flash_tp8", 8),
 ]

@@ -16,14 +16,14 @@ kernels = KernelSet(
     q_heads=64,
     cache=presets.vllm_indexer(page_size=64, rate=4),
     ops=[
-        ops.Pool(
+        ops.PoolTokens(
             overlap=True,
             ape=True,
             state="paged",
             norm=RmsNorm(multiply="before"),
             rope=ROPE,
             normed_dtype="same",
-            turned_dtype="same",
+            rotated_dtype="same",
         ),
         ops.SlotMapping(),
     ],

@@ -56,12 +56,12 @@ class Mutant:
 
     @property
     def place(self) -> str:
-        """ "ops/decode.cu.j2:31"."""
+        """ "ops/decode_mma.cu.j2:31"."""
         return f"{self.template}:{self.line}"
 
     @property
     def change(self) -> tuple[str, str, str]:
-        """What changes, wherever in its template the line stands."""
+        """The change, wherever in its template the line stands."""
         return self.template, self.before.strip(), self.after.strip()
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
 """`make mutate`: do the tests notice a wrong template?
 
-    python -m tests.mutate [--count 100] [--seed 1] [--only ops/decode.cu.j2] [--timeout 600] [--jobs 2]
+    python -m tests.mutate [--count 100] [--seed 1] [--only ops/decode_mma.cu.j2] [--timeout 600] [--jobs 2]
 
 Draws single-line mutations of the templates, at least one of each template, and runs against each, in a copy of the project,
 tests that execute its line: those recorded by `tests.template_cover`, whose record is made first where there is none of these
@@ -72,7 +72,7 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
 
 
 def rounds(shown: Sequence[Ran]) -> Iterator[list[str]]:
-    """What a mutant is shown of these, until it is killed."""
+    """The tests among these that a mutant is shown, until it is killed."""
     begin = 0
     for count in ROUNDS:
         if some := [r.test for r in shown[begin : begin + count]]:
@@ -90,7 +90,7 @@ class Copy:
 
     @staticmethod
     def make(folder: Path, cache: Path) -> Copy:
-        """What git knows of the project, as it stands now."""
+        """The files that git knows of the project, as they stand now."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -104,7 +104,7 @@ class Copy:
         return Copy(folder, cache)
 
     def fails(self, tests: Sequence[str], timeout: float) -> bool | None:
-        """Whether one of these tests fails; None if they do not end in time."""
+        """True if one of these tests fails; None if they do not end in time."""
         command = [
             sys.executable,
             "-m",
@@ -136,7 +136,7 @@ class Copy:
         return done.returncode == 1
 
     def judge(self, mutant: Mutant, cover: Cover, timeout: float) -> Verdict:
-        """What the tests say to a mutant."""
+        """The verdict of the tests on a mutant."""
         shown = showing(mutant, cover)
         if not shown:
             return "no test"
@@ -156,7 +156,7 @@ class Copy:
 
 
 def record() -> Cover:
-    """What tests execute, recorded now unless that was done for these sources."""
+    """The lines that tests execute, recorded now unless that was done for these sources."""
     cover = template_cover.read()
     if cover is None:
         print("recording which tests execute which template lines (a run of all tests)", flush=True)

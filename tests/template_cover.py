@@ -43,7 +43,7 @@ class Ran:
 
 
 class Cover:
-    """`lines`: "ops/decode.cu.j2:31" -> the cheapest tests that execute it; `rendered`: lines that some test rendered."""
+    """`lines`: "ops/decode_mma.cu.j2:31" -> the cheapest tests that execute it; `rendered`: lines that some test rendered."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[Ran]] = {}

@@ -19,6 +19,7 @@ import pytest
 from kvgen.codegen.emit import load_and_render
 from kvgen.config import find_config
 from kvgen.paths import templates_root
+from tests import sets
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -167,7 +168,7 @@ class Kernel:
 @pytest.fixture(scope="module")
 def kernels() -> list[Kernel]:
     found = []
-    for path, file in load_and_render(find_config(ROOT))[1].items():
+    for path, file in (load_and_render(find_config(ROOT))[1] | sets.files()).items():
         if path.endswith(".cu"):
             template = re.search(r"templates/(\S+\.j2)", file.text)
             assert template, path

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kvgen.codegen.emit import kernel_files
 from kvgen.runtime.kernel import Kernel
+from tests import sets
 
 ROOT = Path(__file__).parents[1]
 REGISTERS = 65536  # of a multiprocessor
@@ -41,7 +43,7 @@ def recorded() -> Iterator[Recorded]:
     for file in sorted((ROOT / "generated").glob("*/resources.json")):
         package = importlib.import_module(f"generated.{file.parent.name}")
         classes = [type(x) for x in vars(package).values() if not isinstance(x, type)]
-        kernels = [k for c in classes for k in vars(c).values() if isinstance(k, Kernel)]
+        kernels = [k for c in classes for base in c.__mro__ for k in vars(base).values() if isinstance(k, Kernel)]
         of = {
             (k.file_on(a).removesuffix(".cu"), a): (k.threads_on(a), k.shared_on(a))
             for k in kernels
@@ -52,6 +54,11 @@ def recorded() -> Iterator[Recorded]:
             for arch, resources in found.items():
                 if arch in SHARED:
                     yield Recorded(f"{file.parent.name}/{kernel}", arch, *of[kernel, arch], text, resources)
+    plans = {f"{s.kernels.name}/{k.name}": k for s in sets.loaded() for k, _ in kernel_files(s)}
+    for key, (_, facts) in sets.recorded().items():
+        name, arch = key.split(" ")
+        plan, text = plans[name], sets.files()[f"{name}.cu"].text
+        yield Recorded(name, arch, plan.threads_on(arch), plan.shared_on(arch), text, facts)
 
 
 @pytest.fixture(scope="module")

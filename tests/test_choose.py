@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +19,12 @@ from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
 from kvgen.lowering.attention.ring import Stages
 from kvgen.ops import Decode, Extend, IndexerScores, MlaDecode, decode
 from kvgen.plan.kernel import KernelPlan
-from kvgen.schema.loader import load_folder
+from tests import sets
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = Path(kvgen.__file__).parent
 ATTENTION: Final = (Decode, Extend, MlaDecode, IndexerScores)
-ALL: Final = {
-    s.kernels.name: s.kernels
-    for s in load_folder(find_config(ROOT).specs, ROOT)
-    if any(isinstance(op, ATTENTION) for op in s.kernels.ops)
-}
+ALL: Final = {s.kernels.name: s.kernels for s in sets.every() if any(isinstance(op, ATTENTION) for op in s.kernels.ops)}
 
 
 def with_archs(kernels: KernelSet, archs: tuple[str, ...]) -> KernelSet | None:
@@ -83,6 +80,25 @@ def _without_params(value: Any) -> Any:
         names = [f.name for f in fields(AttentionCall)]
         return tuple(v for n, v in zip(names, value[1:], strict=True) if n not in ("params", "maps"))
     return tuple(_without_params(v) for v in value) if isinstance(value, tuple) else value
+
+
+def test_a_plan_is_known_by_its_division() -> None:
+    """A kernel takes the plans of its architecture's planner; where two architectures take each other's plans, workspaces, tiles,
+    columns and chunks are the same in both."""
+    apart = 0
+    for kernels in ALL.values():
+        for op in (op for op in kernels.ops if isinstance(op, ATTENTION) and len(op.kernel_names()) > 1):
+            kernel, planner = op.plan(kernels)
+            divided = defaultdict(set)
+            for arch in kernels.arch:
+                context: Any = planner.on(arch).context
+                call: Any = kernel.on(arch).context
+                assert call.d.plan_digest == context.digest != 0, (kernels.name, op.name, arch)
+                unit = context.tile, getattr(context, "cols", 0), context.chunk_tokens
+                divided[context.digest].add((kernel.on(arch).split, *unit))
+            assert all(len(found) == 1 for found in divided.values()), (kernels.name, op.name)
+            apart += len(divided) > 1
+    assert apart
 
 
 # A new architecture is two files and a line: its row of the table, a candidate's module and its template. ------------------
@@ -144,3 +160,30 @@ def test_one_table_of_architectures() -> None:
             assert old not in text, f"ops/{op}.py: {old}"
     for path in (PACKAGE / "lowering").rglob("*.py"):
         assert "hindrance" not in path.read_text(encoding="utf-8"), path
+
+
+# The chosen kernel is the fastest by the model. ------------------------------------------------------------------------------
+
+MOST: Final = 1.03  # of another candidate's cycles
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_other_candidate_takes_fewer_cycles(name: str) -> None:
+    """A token and query column, by the trips that resources.json has of every kernel that fits, on sm_80 and sm_90a."""
+    path = find_config(ROOT).out / name / "resources.json"
+    checked_in = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    calls = checked_in.get("candidates", {})
+    kernels = ALL[name]
+    for op in (op for op in kernels.ops if isinstance(op, Decode | Extend | MlaDecode)):
+        for arch in (arch for arch in kernels.arch if ARCHITECTURES[arch].reference):
+            on_tensor_cores = [
+                n for n, plan in op.candidates(kernels, arch).items() if plan.division and not plan.division.lanes
+            ]
+            own = sets.candidates().get(f"{name}/{op.name} {arch}", {})  # of a set of tests/sets
+            recorded = calls.get(op.name, {}).get(arch, own)
+            assert len(on_tensor_cores) < 2 or list(recorded) == on_tensor_cores, (
+                f"{op.name} on {arch}: record the set anew"
+            )
+            if recorded:
+                chosen, *others = recorded.values()
+                assert chosen <= MOST * min(others), f"{op.name} on {arch}: {recorded}"

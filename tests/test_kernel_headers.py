@@ -1,6 +1,6 @@
 """Comments of kernels: short headers, whole sentences, numbers that fit their nouns.
 
-The tests read the templates, and generated/ as the specs render it now.
+The tests read the templates, and all sets (of specs/ and tests/sets/) as they render now.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from kvgen.codegen.emit import File, load_and_render
 from kvgen.config import find_config
 from kvgen.paths import templates_root
+from tests import sets
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 HEADER_LINES: Final = 10
@@ -32,8 +33,8 @@ PRINTED_CONDITION: Final = re.compile(r"{{[^}]*\bif\b[^}]*}}")
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, str]:
-    """The text of every kernel of the project's own specs, by path."""
-    files: dict[str, File] = load_and_render(find_config(ROOT))[1]
+    """The text of every kernel of all sets, by path."""
+    files: dict[str, File] = load_and_render(find_config(ROOT))[1] | sets.files()
     return {path: file.text for path, file in files.items() if path.endswith(".cu")}
 
 

@@ -10,8 +10,9 @@ from typing import Final
 
 import pytest
 
-from kvgen import ops
+from kvgen import KernelSet, Paged, ops
 from kvgen.cases.operation import Cases, cases_type
+from kvgen.errors import SpecError
 from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,14 +20,13 @@ NAMES = [op.kind for op in ops.ALL]
 # Modules outside an operation's own files that ask which one an operation is, and why they must.
 ASK: Final = {
     "kvgen/cli/bench_cycles.py": "products of prompts that a mask needs, and tiles of rows, which extend alone plans",
-    "kvgen/cli/cuda_cores.py": "warns of attention on CUDA cores, in the words of decode or of extend",
-    "kvgen/cli/cycles_of.py": "finds the kernels of attention by their templates",
-    "kvgen/cli/decode_plan_text.py": "explains the kernels of attention that a set has",
+    "kvgen/cli/candidates.py": "shapes of the kernels of attention, which can be replaced by one another",
     "kvgen/cli/demo_steps.py": "the demo is the step of a model: seal, append, extend or decode, gather",
+    "kvgen/cli/kernel_choice.py": "explains which kernel of attention a set has, and why",
+    "kvgen/cli/slow_kernels.py": "warns of attention on CUDA cores, in the words of decode or of extend",
     "kvgen/cli/op_fields.py": "shows the scale that attention takes from its cache",
     "kvgen/models/indexer_text.py": "the operations of an indexer, in the order of a step",
     "kvgen/models/text.py": "the operations that a config.json asks for, in the order of a step",
-    "benchmarks/decode_static.py": "counts instructions of decode and mla_decode",
     "benchmarks/gpu/apart.py": "takes a fused append apart",
     "benchmarks/gpu/launch_one.py": "names the kernels of a workload for a profiler",
     "benchmarks/gpu/set_facts.py": "numbers of append, decode and extend that the timings below hold results with",
@@ -48,7 +48,12 @@ def test_an_operation_is_five_files_of_one_name(op: type[ops.Append]) -> None:
     tree = ast.parse(Path(importlib.import_module(op.__module__).__file__ or "").read_text(encoding="utf-8"))
     kinds = [n for n in tree.body if isinstance(n, ast.ClassDef) and any("kind" in ast.unparse(s) for s in n.body)]
     assert [k.name for k in kinds] == [op.__name__], "one operation a file"
-    assert (templates_root() / "ops" / f"{name}.cu.j2").is_file()
+    templates, problem = (
+        templates_root() / "ops",
+        name.removesuffix("_decode"),
+    )  # mla_mma.cu.j2, mla_sm90.cu.j2 of mla_decode
+    families = list(templates.glob(f"{problem}_*.cu.j2")) if "candidates" in dir(op) else []
+    assert (templates / f"{name}.cu.j2").is_file() or len(families) > 1, "one template, or one a family of kernels"
     assert callable(getattr(importlib.import_module(f"kvgen.reference.{name}"), name))
     assert issubclass(cases_type(name), Cases) and cases_type(name).__module__ == f"kvgen.cases.{name}"
     assert (ROOT / "tests" / "ops" / f"test_{name}.py").is_file()
@@ -60,9 +65,20 @@ def test_an_operation_is_documented(op: type[ops.Append]) -> None:
     assert any(f"{op.__name__}`" in page or f"{op.__name__}(" in page for page in pages)
 
 
+def test_a_word_is_answered_with_its_operation() -> None:
+    """In place of operations a spec may get their kinds: each is told the class, pool_tokens that of another name."""
+    cache = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16)
+    for op in ops.ALL:
+        with pytest.raises(SpecError, match=rf"must be an operation of kvgen\.ops, such as ops\.{op.__name__}\(\)"):
+            KernelSet(q_heads=8, cache=cache, ops=[op.kind])  # type: ignore[list-item]
+
+
 def asked(text: str) -> Iterator[str]:
     """The places of a module that ask which operation one is: isinstance, a comparison of kinds, a list of them."""
-    tree, kinds, classes = ast.parse(text), {*NAMES, "custom"}, {op.__name__ for op in (*ops.ALL, ops.Custom)}
+    kinds, classes = {*NAMES, "custom"}, {op.__name__ for op in (*ops.ALL, ops.Custom)}
+    if "ops" not in text and not any(f'"{kind}"' in text for kind in kinds):  # not worth parsing
+        return
+    tree = ast.parse(text)
     own = {
         alias.asname or alias.name
         for node in ast.walk(tree)

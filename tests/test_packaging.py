@@ -201,7 +201,7 @@ def test_a_generated_package_needs_the_runtime_alone(elsewhere: tuple[Path, Path
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     site = f"{tmp_path}{os.pathsep}{folder}"
     assert "used" in run(sys.executable, "-c", USE, cwd=tmp_path, path=f"{site}{os.pathsep}{project / 'src'}")
-    assert run(sys.executable, "-m", "kvgen", "--version", cwd=tmp_path, path=str(site)) == "kvgen 0.1.0\n"
+    assert run(sys.executable, "-m", "kvgen", "--version", cwd=tmp_path, path=str(site)) == "kvgen 0.2.0\n"
     for verb, extras in (("build", "build"), ("compile", "build and cu13"), ("--help", "build")):
         said = fails(sys.executable, "-m", "kvgen", verb, cwd=project, path=str(site))
         assert said.startswith(

@@ -138,6 +138,23 @@ def test_sizes_of_a_planned_operation() -> None:
         give(package, {"NoLauncher": sizes["DecodeLauncher"]})
 
 
+def test_sizes_by_architecture() -> None:
+    """Files, grids and workspaces of the revision's architectures take the place of today's, also where it has none."""
+    text = (ROOT / "generated/llama3_8b/_table.py").read_text(encoding="utf-8")
+    sizes = launch_sizes(text.replace('"sm_90a": lambda d: (d["num_sm_parts"], 1, 1)', '"sm_90a": lambda d: (7, 1, 1)'))
+    with generated(ROOT / "generated", "llama3_8b") as package:
+        extend = package.ExtendLauncher
+        before = extend.KERNEL, extend.SPLIT_PLANS
+        give(package, sizes)
+        assert extend.KERNEL.grid_by_arch["sm_90a"]({"num_sm_parts": 5}) == (7, 1, 1)
+        assert (extend.SPLIT_PLANS, extend.KERNEL.files) == (before[1], before[0].files)
+        alike = sizes["ExtendLauncher"] | {"KERNEL": sizes["DecodeLauncher"]["KERNEL"]}
+        del alike["SPLIT_PLANS"]
+        give(package, {"ExtendLauncher": alike})
+        assert not extend.SPLIT_PLANS and not extend.KERNEL.files and not extend.KERNEL.grid_by_arch
+        assert extend.KERNEL.file == "extend.cu"
+
+
 def test_batches_of_a_decode_with_sinks(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     spec(project, 'ops.Decode(sinks="lse")')
     project.change("generated/tiny/decode.cu", "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")

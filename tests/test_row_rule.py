@@ -10,17 +10,16 @@ from typing import Final
 import pytest
 
 from kvgen import KernelSet, Mask, Paged, ops
-from kvgen.config import find_config
 from kvgen.lowering.attention import row_rule
 from kvgen.ops import Extend
-from kvgen.schema.loader import load_folder
+from tests.sets import every
 from tests.support import decode_steps
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import step
 from tests.support.harness import package
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ALL: Final = {s.kernels.name: s.kernels for s in load_folder(find_config(ROOT).specs, ROOT)}
+ALL: Final = {item.kernels.name: item.kernels for item in every()}
 PAIRS: Final = [
     (k, op)
     for k in ALL.values()
@@ -32,7 +31,7 @@ PAIRS: Final = [
 
 
 def costs(kernels: KernelSet, op: Extend, rows: int) -> tuple[float, float]:
-    """Of decode and of extend; decode has no more than 128 rows."""
+    """Cycles of decode and of extend; decode has no more than 128 rows."""
     arch = row_rule.arch_of(kernels)
     decode = row_rule.decode_cost(kernels, rows, arch) if rows <= row_rule.MOST_ROWS else None
     extend = row_rule.extend_cost(kernels, rows, arch, op.choices(kernels)[arch].fit)

@@ -112,7 +112,7 @@ def test_packages_that_are_missing_come_from_wheels(
     assert (tmp_path / "kernels" / "site" / "pydantic" / "__init__.py").is_file()
 
 
-V4: Final = ("deepseek_v4_flash_c4", "deepseek_v4_flash_tp4", "deepseek_v4_flash_tp8", "deepseek_v4_flash_window")
+V4: Final = ("deepseek_v4_flash_tp8", "deepseek_v4_flash_window", "deepseek_v4_index_keys", "deepseek_v41_flash_c2")
 
 
 @pytest.mark.parametrize("name", set_names("*") if "KVGEN_FAMILY" in os.environ else V4)

@@ -21,6 +21,7 @@ from kvgen.runtime import gpu as backend
 from kvgen.schema.loader import load_folder
 from kvgen.verify import bandwidth
 from kvgen.verify import timing as verify_timing
+from tests import sets
 from tests.cli.conftest import Folder
 from tests.support import bench_sets, family_sets
 from tests.support.emulated_gpu import EmulatedDriver, use_emulated
@@ -39,6 +40,7 @@ FORMS = {
     "gpt_oss_20b": "sinks",
     "qwen25_7b": "prompts",
 }
+ELSEWHERE = ("layout_flashinfer_hnd", "layout_vllm_packed", "qwen25_7b")  # of tests/sets
 TIMED = tuple(FORMS) if "KVGEN_FAMILY" in os.environ else ("llama3_70b_tp8",)
 
 
@@ -83,8 +85,14 @@ def test_fused(name: str, fused: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", TIMED)
-def test_timed_workloads_compute_the_right_thing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold_timings(name, monkeypatch)
+def test_timed_workloads_compute_the_right_thing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name in ELSEWHERE:
+        sets.write_project(tmp_path)
+        use(tmp_path)
+    try:
+        hold_timings(name, monkeypatch)
+    finally:
+        use(ROOT)
 
 
 def timer_of(

@@ -1,4 +1,4 @@
-"""Page tables: each form is four files of one name, and who asks for the class of a table or a cache is listed here."""
+"""Page tables: each form is five files of one name, and who asks for the class of a table or a cache is listed here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_list_is_whole() -> None:
 
 
 @pytest.mark.parametrize("table", FORMS, ids=KINDS)
-def test_a_form_is_four_files_of_one_name(table: PageTable) -> None:
+def test_a_form_is_five_files_of_one_name(table: PageTable) -> None:
     kind = table.model_dump()["kind"]
     cache = cache_of(table)
     assert type(table).__module__ == f"kvgen.schema.tables.{kind}"
@@ -61,6 +61,9 @@ def test_a_form_is_four_files_of_one_name(table: PageTable) -> None:
     assert type(reading_of(cache, {}, 1, 1)).__module__ == f"kvgen.reference.tables.{kind}"
     template = Path(table_form(cache).template)
     assert (templates_root() / "cache" / f"{kind}.j2").is_file() and (templates_root() / template).is_file()
+    if not isinstance(table, States):
+        header = templates_root() / "device" / "cache" / table_form(cache).header
+        assert f"struct {table_form(cache).policy} " in header.read_text(encoding="utf-8")
     assert template.stem.startswith(kind), "a second text of a form has its name first"
 
 

@@ -140,23 +140,26 @@ def test_macros_read_their_arguments_alone(template: str) -> None:
     assert meta.find_undeclared_variables(environment().parse(source(template))) == set()
 
 
-@pytest.mark.parametrize(
-    ("tables", "users"),
-    [
-        (
-            [t for t in TABLES if t != "cache/states.j2"],
-            ("cache/cache.cuh.j2", "ops/reorder.cu.j2", "ops/compact.cu.j2", "ops/compact_plan.cu.j2"),
-        ),
-        (["cache/states.j2"], ("cache/states.cuh.j2", "ops/reorder.cu.j2")),
-    ],
-    ids=["pages", "states"],
-)
-def test_the_tables_have_the_same_macros(tables: list[str], users: tuple[str, ...]) -> None:
-    """So that what imports a table asks none what kind it is; and no macro that nobody asks for."""
-    macros = {t: re.findall(r"{% macro (\w+\([^)]*\))", source(t)) for t in tables}
-    first = macros[tables[0]]
-    assert {m.partition("(")[0] for m in first} == set(re.findall(r"\btable\.(\w+)\(", "".join(map(source, users))))
+def test_the_tables_have_the_same_macros() -> None:
+    """So that an operation that imports a table asks none what kind it is; and no macro that nobody asks for."""
+    users = "".join(source(f"ops/{name}.cu.j2") for name in ("reorder", "compact", "compact_plan"))
+    macros = {t: re.findall(r"{% macro (\w+\([^)]*\))", source(t)) for t in TABLES}
+    first = macros[TABLES[0]]
+    assert {m.partition("(")[0] for m in first} == set(re.findall(r"\btable\.(\w+)\(", users))
     assert all(found == first for found in macros.values())
+
+
+def test_the_tables_have_the_same_functions() -> None:
+    """A form's device type says how pages are found, or derives from another form's."""
+    folder = templates_root() / "device" / "cache" / "tables"
+    forms = {p.stem: p.read_text(encoding="utf-8") for p in folder.glob("*.cuh")}
+    assert set(forms) == {Path(t).stem for t in TABLES} - {"states"}
+    known = set(re.findall(r"Table::(\w+)\(", (folder.parent / "paged.cuh").read_text(encoding="utf-8")))
+    for name, text in forms.items():
+        found = set(re.findall(r"__device__ static [\w:*, ]+?\*? (\w+)\(const Cache&", text))
+        parent = re.search(r"struct \w+ : (\w+)<PageIds>", text)
+        assert found and found <= known and parent is not None, name
+        assert parent[1] != "TableBase" or found >= {"holds", "list", "ids"}, name
 
 
 # Held to the rules of pages that are read alone: a tag guards whole lines, but in comments; the kernels of a step's rows.

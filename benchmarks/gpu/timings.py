@@ -74,23 +74,26 @@ class WrongResult(Exception):
 
 def other_workloads(kernels: KernelSet, op: Op) -> list[Listed]:
     """The workloads of an operation that kvgen.verify.timing times; none for others."""
-    if op.kind == "mla_decode" and not getattr(op, "sparse", False):
-        batch, tokens = DENSE_MLA["many heads" if kernels.q_heads >= 64 else "few heads"]
-        return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
-    if op.kind == "mla_decode":
-        batch, tokens, listed = LISTED_MLA["several caches" if getattr(op, "sources", ()) else "one cache"]
-        return [Listed(f"{batch}x{listed} of {tokens}", (tokens,) * batch, (1,) * batch, listed)]
-    if op.kind in ("indexer_scores", "convert"):
-        batch, tokens = SCORED if op.kind == "indexer_scores" else CONVERTED
-        return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
-    if isinstance(op, Decode) and op.pages == "per_head":
-        batch, tokens = PAGE_LISTS
-        return [Listed(f"{batch}x{tokens}, lists", (tokens,) * batch, (1,) * batch)]
-    if op.kind == "pool_tokens":
-        return [
-            Listed(f"{batch}x{tokens}, {new} new", (tokens,) * batch, (new,) * batch) for batch, tokens, new in POOLED
-        ]
-    return []
+    match cases_of(op).served:
+        case "":
+            return []
+        case "latent rows":
+            batch, tokens = DENSE_MLA["many heads" if kernels.q_heads >= 64 else "few heads"]
+        case "lists of one cache" | "lists of several caches" as lists:
+            batch, tokens, listed = LISTED_MLA[lists.removeprefix("lists of ")]
+            return [Listed(f"{batch}x{listed} of {tokens}", (tokens,) * batch, (1,) * batch, listed)]
+        case "keys of an indexer":
+            batch, tokens = SCORED
+        case "another cache":
+            batch, tokens = CONVERTED
+        case "pages of lists":
+            batch, tokens = PAGE_LISTS
+            return [Listed(f"{batch}x{tokens}, lists", (tokens,) * batch, (1,) * batch)]
+        case "new entries":
+            return [Listed(f"{b}x{tokens}, {new} new", (tokens,) * b, (new,) * b) for b, tokens, new in POOLED]
+        case served:
+            raise ValueError(f"{op.kind}: got served={served!r}; no batches are called so")
+    return [Listed(f"{batch}x{tokens}", (tokens,) * batch, (1,) * batch)]
 
 
 @contextmanager
@@ -216,7 +219,7 @@ class Timer:
         return {n: work.random((count, self.facts.kv_heads, d)) for n, d in work.roles}
 
     def _dequantizes(self, name: str) -> bool:
-        """Whether it is a gather of values, not of codes, from one layer, request by request."""
+        """True for a gather of values, not of codes, from one layer, request by request."""
         kernel = getattr(self.package, name).KERNEL
         names = {p.name for p in kernel.params}
         return "starts" in names and not kernel.all_layers and ("k_out" in names or not self.facts.loss)
@@ -295,7 +298,7 @@ class Timer:
             raise WrongResult(f"q_out: off by {off:.3g} from that of separate kernels")
 
     def _same(self, found: Any, given: Any) -> bool:
-        """Whether these are the same rows, but for what quantization takes."""
+        """True for equal rows, but for what quantization takes."""
         if not self.facts.loss:
             return bool(found.tobytes() == given.tobytes())
         return bool(np.abs(found.astype(np.float64) - given.astype(np.float64)).max(initial=0.0) <= self.facts.loss)
@@ -493,7 +496,7 @@ class Timer:
         return {"workspace": workspace}, op.bind_plan(work.cache[0], workspace, rows=rows)
 
     def _python(self, name: str) -> dict[str, Any]:
-        """What a bound call costs the host, in microseconds; a stream takes some hundreds before it pushes back."""
+        """The cost of a bound call to the host, in microseconds; a stream takes some hundreds before it pushes back."""
         work, calls, _ = self._append_call(name, 1)
         step, best = getattr(self.package, name).bind(work.cache[0], **calls[0]), math.inf
         times, count = CALLS

@@ -40,7 +40,7 @@ class AttentionCases(TokenCases[O]):
 
     def value(self, scene: Scene, name: str, like: Raw) -> Any:
         match name:
-            case "q_scale":
+            case "q_scale" | "out_scale":
                 return 1
             case "valid_tokens":
                 return scene.workload.totals

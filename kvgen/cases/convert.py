@@ -23,6 +23,7 @@ class ConvertCases(CountedCases[Convert]):
     """All tokens that both caches hold; of a part of the heads the last ones."""
 
     fused = True
+    served = "another cache"
 
     def number(self, scene: Scene, spec: Param) -> int | None:
         return spec.most if isinstance(spec, Scalar) else None  # the first head

@@ -29,6 +29,7 @@ class DecodeCases(RowsAttentionCases[Decode]):
     def __init__(self, op: Decode) -> None:
         super().__init__(op)
         self.rows_each = op.rows
+        self.served = "" if op.pages == "all" else "pages of lists"
         # Rows that are no tokens come over tokens that have been stored.
         self.lengths: Lengths = "all" if op.cross else "rows"
 

@@ -24,6 +24,8 @@ CANDIDATES: Final = 2048  # blocks that a list names, at most: DeepSeek V4.1's
 class IndexerScoresCases(RowsAttentionCases[IndexerScores]):
     """`rows` query rows a request."""
 
+    served = "keys of an indexer"
+
     def __init__(self, op: IndexerScores) -> None:
         super().__init__(op)
         self.rows_each = op.rows

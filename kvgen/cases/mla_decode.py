@@ -36,6 +36,8 @@ class MlaDecodeCases(RowsAttentionCases[MlaDecode]):
     def __init__(self, op: MlaDecode) -> None:
         super().__init__(op)
         self.rows_each, self.sparse, self.reads_all = op.rows, op.sparse, not op.sparse
+        lists = "lists of several caches" if op.sources else "lists of one cache"
+        self.served = lists if op.sparse else "latent rows"
 
     def sizes(self, scene: Scene) -> dict[str, int]:
         if not self.sparse:

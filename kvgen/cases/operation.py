@@ -27,7 +27,6 @@ Totals = Callable[..., tuple[int, ...]]
 O = TypeVar("O", bound=Op)  # noqa: E741
 OPEN_TOKENS: Final = 16  # a page of a cache that has none
 READS: Final = (32, 2048)  # requests, tokens of each: a batch that is read
-STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, new ones: a decode step and a prompt
 
 
 def cases_of(op: Op) -> Cases[Any]:
@@ -62,6 +61,8 @@ class Cases(ABC, Generic[O]):
     """It takes pairs of pages."""
     fused: ClassVar[bool] = False
     """A GPU may round its numbers to a neighbour, since the compiler may fuse a product and a sum."""
+    served: str = ""
+    """The batches of `benchmarks/gpu` that it is timed in, as `benchmarks/gpu/timings.py` calls them; "": no such."""
 
     def __init__(self, op: O) -> None:
         self.op = op

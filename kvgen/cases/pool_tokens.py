@@ -14,7 +14,7 @@ from kvgen.cases.scene import Scene
 from kvgen.cases.tolerance import Distance, take_row
 from kvgen.layout.dtypes import dtype
 from kvgen.lowering.new_rows_rules import resolve_rope
-from kvgen.ops import Pool
+from kvgen.ops import PoolTokens
 from kvgen.reference import TableView, pool_tokens
 from kvgen.reference.pool_tokens import PooledStep, Pooling, PoolState, latent_error
 from kvgen.reference.rope import Table
@@ -23,10 +23,11 @@ from kvgen.schema.kernel_set import KernelSet
 Raw = NDArray[Any]
 
 
-class PoolTokensCases(Cases[Pool]):
+class PoolTokensCases(Cases[PoolTokens]):
     """The step's new tokens, some of which end an entry; pages of the state in no order, two of them nobody's."""
 
     lengths = "step"
+    served = "new entries"
 
     def sizes(self, scene: Scene) -> dict[str, int]:
         """As many columns of the state as the longest request needs."""
@@ -60,7 +61,7 @@ class PoolTokensCases(Cases[Pool]):
         return step.word
 
 
-def pooling_of(op: Pool, kernels: KernelSet) -> Pooling:
+def pooling_of(op: PoolTokens, kernels: KernelSet) -> Pooling:
     """The rule by which tokens become an entry, for the oracle."""
     return Pooling(
         rate=kernels.kv.entry_tokens,
@@ -71,12 +72,12 @@ def pooling_of(op: Pool, kernels: KernelSet) -> Pooling:
         local=op.rope == "local",
         pooled_dtype=op.pooled_dtype,
         normed_dtype=op.normed_dtype,
-        turned_dtype=op.turned_dtype,
+        rotated_dtype=op.rotated_dtype,
         hadamard=op.hadamard is not None,
     )
 
 
-def state_of(op: Pool, kernels: KernelSet, arrays: dict[str, Raw]) -> PoolState | None:
+def state_of(op: PoolTokens, kernels: KernelSet, arrays: dict[str, Raw]) -> PoolState | None:
     """The state among a call's arrays, for the oracle to write to; None where there is none."""
     if not op.pooled(kernels).gated:
         return None
@@ -89,7 +90,7 @@ def state_of(op: Pool, kernels: KernelSet, arrays: dict[str, Raw]) -> PoolState 
 
 
 def pooled_step(
-    op: Pool, kernels: KernelSet, view: TableView, arrays: dict[str, Raw], state: PoolState | None
+    op: PoolTokens, kernels: KernelSet, view: TableView, arrays: dict[str, Raw], state: PoolState | None
 ) -> PooledStep:
     """The result of a call; `state` is changed to what the call leaves of it."""
     pooled, cache = op.pooled(kernels), kernels.kv

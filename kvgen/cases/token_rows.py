@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.cases.contents import Call
-from kvgen.cases.operation import STEPS, CountedCases, O, one_page
+from kvgen.cases.operation import CountedCases, O, one_page
 from kvgen.cases.scene import LAYERS, Lengths, Scene
 from kvgen.cases.touched_bytes import WHOLE, Marked, Marks, Token, Way
 from kvgen.cases.workload import Workload
@@ -19,6 +19,7 @@ from kvgen.reference import Place
 from kvgen.schema.kernel_set import KernelSet
 
 Raw = NDArray[Any]
+STEPS: Final = ((128, 1024, 1), (1, 4096, 4096))  # requests, tokens of each, new ones: a decode step and a prompt
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def attends(plan: KernelPlan) -> bool:
-    """Whether the kernel goes over cached tokens: decode of every kind and extend, without the planners."""
+    """The kernel goes over cached tokens: decode of every kind and extend, without the planners."""
     return plan.division is not None
 
 
@@ -49,14 +49,14 @@ def kernel_of(image: Image, plan: KernelPlan, source: str) -> Kernel:
 
 
 def trip_bytes(kernel: Kernel, tile: Tile) -> float:
-    """What the trips of all warps of a multiprocessor bring: a tile each of those that share none, for every group of copies."""
+    """Bytes that the trips of all warps of a multiprocessor bring: a tile for each group of warps that share none."""
     groups = max(1, sum(word.opcode == "LDGDEPBAR" for word in kernel.trip))
     return tile.nbytes * groups * kernel.warps * max(1, kernel.blocks) / tile.warps
 
 
 def recorded(kernel: Kernel, tile: Tile | None) -> dict[str, int]:
-    """What resources.json has of it: its facts; and where its main loop is one for all warps, and its architecture has a
-    reference table, a trip of it, with the warps where they lie worst.
+    """The facts that resources.json has of a kernel: its own; and where its main loop is one for all warps, and its architecture
+    has a reference table, a trip of it, with the warps where they lie worst.
 
     Cycles with what the table takes for DRAM's latency and with its high end; the issue slots that the trips of a sub-core's
     warps take; what a multiprocessor's trips bring, and what its copies have under way at least, in bytes. The same kernel is

@@ -83,8 +83,8 @@ def build(
 
 
 def _print(project: Project, states: list[tuple[str, str]], files: int, record: bool, *, first: bool) -> None:
-    """What was written and removed, and how the first set is imported; after the first build what there is to read; in a project
-    without specs, how to get one."""
+    """Print the files written and removed, and how the first set is imported; after the first build, files to read first; in a
+    project without specs, how to get one."""
     for state, path in states:
         say(f"{state:8} {named(project.shown(path))}")
     if first:
@@ -145,7 +145,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _touches(finding: Finding, wanted: list[str]) -> bool:
-    """Whether a finding is about a file that is to be written, or stands in the way of one."""
+    """A finding is about a file that is to be written, or stands in the way of one."""
     return any(path == finding.path or path.startswith(f"{finding.path}/") for path in wanted)
 
 

@@ -1,6 +1,7 @@
 """Two versions of the output folder compared: changed lines with their surroundings, the same change of many files once.
 
-Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count.
+Changes are the same where their lines are equal but for set names and numbers. Surroundings do not count. A removed file is
+a name.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Hunk:
 
     @property
     def adds(self) -> bool:
-        """Whether any line was added."""
+        """A line was added."""
         return any(line.startswith("+") for line in self.lines)
 
 
@@ -72,7 +73,7 @@ class _Change:
     numbers: tuple[str, ...]
 
     def is_near(self, other: _Change) -> bool:
-        """Whether `other`, which comes next, would share surroundings with this one."""
+        """`other`, which comes next, would share surroundings with this one."""
         return other.texts is self.texts and other.i1 - self.i2 <= 2 * _around(self.texts.path)
 
 
@@ -119,7 +120,8 @@ def _changes(texts: _Texts, set_names: Sequence[str]) -> Iterator[_Change]:
     matcher = difflib.SequenceMatcher(None, texts.before, texts.after)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if tag != "equal":
-            gone, fresh = texts.before[i1:i2], texts.after[j1:j2]
+            # All removed files are one hunk: what they had is nobody's to review.
+            gone, fresh = texts.before[i1:i2] if texts.state != "removed" else [], texts.after[j1:j2]
             named = (
                 name.sub("\0", line) if name else line for line in (*gone, *fresh)
             )  # a set's name may have numbers
@@ -165,7 +167,7 @@ def _hunk(group: Sequence[Sequence[_Change]], shown: Callable[[str], str]) -> Hu
     lines, at, new_lines = list[str](), begin, list[int]()
     for change in first:
         lines += [f" {line}" for line in texts.before[at : change.i1]]
-        lines += [f"-{line}" for line in texts.before[change.i1 : change.i2]]
+        lines += [f"-{line}" for line in texts.before[change.i1 : change.i2] if texts.state != "removed"]
         lines += [f"+{line}" for line in texts.after[change.j1 : change.j2]]
         new_lines += range(change.j1 + 1, change.j2 + 1)
         at = change.i2
@@ -185,7 +187,7 @@ def _range(begin: int, end: int, skipped: int) -> str:
 
 
 def _differing(group: Sequence[Sequence[_Change]]) -> list[tuple[str, ...]]:
-    """Of each member the numbers that are not the same in all, each column of equal numbers once."""
+    """The numbers of each member that are not the same in all; each column of equal numbers once."""
     columns = list(zip(*(tuple(n for change in run for n in change.numbers) for run in group), strict=True))
     kept = list(dict.fromkeys(column for column in columns if len(set(column)) > 1))
     return list(zip(*kept, strict=True)) if kept else [()] * len(group)

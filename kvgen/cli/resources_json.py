@@ -32,8 +32,8 @@ _CODE: Final = 5  # the first form whose digests are of code; those of older one
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a resources.json says of a kernel: the digest of what was measured (`exact`: `text_digest` of its text, in records of
-    older forms; else `code_digest`), and facts by architecture."""
+    """A kernel in a resources.json: the digest of its code, or in records of older forms (`exact`) of its text, and facts by
+    architecture."""
 
     digest: object
     exact: bool
@@ -86,7 +86,7 @@ def _dumped(value: object, indent: str = "") -> str:
 
 
 def edited(text: str) -> str | None:
-    """What shows that a resources.json is not as kvgen wrote it; None where it is. Those of older forms are."""
+    """The sign that a resources.json is not as kvgen wrote it; None where it is, and for a file of an older form."""
     content = _content(text)
     if content is None:
         return "it is not in the form that kvgen writes"
@@ -96,12 +96,12 @@ def edited(text: str) -> str | None:
 
 
 def _is_older(content: Mapping[str, Any]) -> bool:
-    """Whether an older kvgen wrote this, in a form that this one would not write."""
+    """An older kvgen wrote this, in a form that this one would not write."""
     return "body" not in content or content.get("form") != _FORM
 
 
 def is_recorded(text: str) -> bool:
-    """Whether a text is a resources.json that kvgen wrote."""
+    """A text is a resources.json that kvgen wrote."""
     return _content(text) is not None
 
 
@@ -144,9 +144,20 @@ def record(
 ) -> str:
     """The text of one set's resources.json; code digests by kernel, plans and sources by unit name. `files` are
     all generated ones, below the output folder `prefix`. Needs the SASS tools."""
+    from kvgen.cli.candidates import compared, others
+
+    kernels = measured(images, digests, plans, sources)
+    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
+    found = others(loaded, files, prefix)
+    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
+
+
+def measured(
+    images: list[Image], digests: Mapping[str, str], plans: Mapping[str, KernelPlan], sources: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """By a set's kernels: the digest of the code and, by architecture, the facts. Arguments as those of `record`."""
     from kvgen.bench.tiles import tile_of
     from kvgen.cli.attention_cycles import attends, kernel_of, recorded
-    from kvgen.cli.candidates import compared, others
     from kvgen.compile import default_cache
     from kvgen.compile.sass import count_classes, histogram, instructions_of, sass
     from kvgen.cycles.kernel import blocks_per_multiprocessor
@@ -175,13 +186,11 @@ def record(
             **cycles,
             "machine_code": int(hashlib.sha256(instructions_of(listing).encode()).hexdigest()[:8], 16),
         }
-    content = {"written_by": _WRITER, "form": _FORM, "nvrtc": installed(), "kernels": kernels}
-    found = others(loaded, files, prefix)
-    return _text(content | ({"candidates": compared(loaded, kernels, found)} if found else {}))
+    return kernels
 
 
 def problem(project: Project, name: str) -> tuple[Literal["missing", "stale", "edited"], str] | None:
-    """What is wrong with a set's resources.json, without NVRTC. A project that pins no NVRTC need not record any."""
+    """The fault of a set's resources.json, found without NVRTC. A project that pins no NVRTC need not record any."""
     path = project.config.out / name / RESOURCES
     pin, kind = project.config.nvrtc, kind_of(path)
     if kind == "missing":

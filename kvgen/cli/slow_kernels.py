@@ -39,12 +39,12 @@ class OnCudaCores:
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The fields of `kvgen build --json`."""
         return {"kernel": self.kernel, "why": self.why, "device": self.device, "percent_of_reachable": self.percent}
 
 
 def on_cuda_cores(project: Project) -> list[OnCudaCores]:
-    """Of the operations that the command is about."""
+    """The slow kernels among the operations that the command is about."""
     found = []
     for item in project.chosen:
         kernels = item.loaded.kernels
@@ -71,7 +71,7 @@ def _why_slow(choices: Mapping[str, Choice]) -> str:
 
 
 def _recorded(project: Project, name: str) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
-    """What resources.json has of a set's kernels whose code is still what was recorded."""
+    """The facts that resources.json has of a set's kernels whose code is still what was recorded."""
     from kvgen.cli.ondisk import read_generated
     from kvgen.cli.project import RESOURCES
     from kvgen.cli.resources_json import read

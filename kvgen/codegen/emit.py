@@ -305,7 +305,7 @@ def unit_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str, plan: Ker
 
 
 def units_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> list[Unit]:
-    """What NVRTC compiles of a set: a flattened text a kernel, its `#line`s below `prefix` (the output folder's name)."""
+    """A set's texts for NVRTC: a flattened one a kernel, its `#line`s below `prefix` (the output folder's name)."""
     from kvgen.compile import Unit
     from kvgen.compile.flatten import flatten
 

@@ -10,6 +10,7 @@ from kvgen.layout.storage import Base, Scales
 from kvgen.lowering.lowered import LoweredCache, lower, lower_pages
 from kvgen.lowering.page_runs import page_runs
 from kvgen.lowering.segments import BookContext, ScaleContext, SegmentContext, books
+from kvgen.lowering.tables import TableForm
 from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.cache import Cache
 
@@ -30,17 +31,12 @@ class BaseContext:
 class RoleContext:
     """K or V in cache.cuh: what the surface of device/cache/kv_cache.cuh is built on.
 
-    `row` and `scale_row` are the steps from a token's row to the next, in elements of their page pointers; 0 where a
-    token's heads are no row.
+    `struct` is its segment, `rope` that of a RoPE part of another type, or void. `row` and `scale_row` are the steps from a
+    token's row to the next, in elements of their page pointers; 0 where a token's heads are no row.
     """
 
-    name: str
-    title: str
     struct: str
     rope: str
-    dim: int
-    scaled: bool
-    granularity: int
     row: int
     id: str
     base: str
@@ -70,18 +66,14 @@ class CacheContext:
     page_tokens: int
     rate: int
     fields: tuple[str, ...]
-    has_lengths: bool
     lengths: str
-    table_template: str
-    table_type: str
+    table: str
+    table_header: str
     table_vector: int
-    multiplier: int
-    window: int
     pages_are: str
     ids: tuple[str, ...]
+    ids_type: str
     id_sizes: tuple[str, ...]
-    id_type: str
-    own_table: bool
     residual: int
 
 
@@ -95,7 +87,6 @@ class StatesContext:
     align: int
     element: str
     fields: tuple[str, ...]
-    table_template: str
     table_type: str
 
 
@@ -128,13 +119,8 @@ def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:
         value_id = f"{name}_id" if spec.page_table.separate_kv else "id"
         found.append(
             RoleContext(
-                name=name,
-                title=name.upper(),
                 struct=shown[0].struct,
                 rope=shown[1].struct if len(shown) > 1 else "void",
-                dim=spec.head_dim if name == "k" else spec.v_dim,
-                scaled=scales is not None,
-                granularity=scales.block[2] if scales is not None else 1,
                 row=row_of(main.region, storage.base(main.base)),
                 id=value_id,
                 base=main.base,
@@ -166,6 +152,18 @@ def _summary(cache: Cache) -> str:
     )
 
 
+def _ids_type(ids: tuple[str, ...], multiplier: int) -> str:
+    """The device type of a page's ids (device/cache/paged.cuh); several pages an entry make ids of 64 bits."""
+    names = {("id",): "PageId", ("k_id", "v_id"): "KvPageIds", ("id", "scale_id"): "ScaledPageIds"}
+    return f"{names[ids]}<uint64_t, {multiplier}>" if multiplier > 1 else f"{names[ids]}<uint32_t>"
+
+
+def _table_type(cache: Cache, form: TableForm) -> str:
+    """The device type of the page table; that of a ring knows its window, and whether lengths come before the step."""
+    ring = (str(form.window), "true" if cache.lengths == "before" else "false") if form.window else ()
+    return f"{form.policy}<{', '.join(('PageIds', *ring))}>"
+
+
 def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> CacheContext:
     """The context of `cache.cuh`, whose first line calls it `title`; in a namespace, a second cache beside the set's."""
     cache, form, kind = lowered.spec, lowered.table, lowered.kind
@@ -194,18 +192,14 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
         rate=cache.entry_tokens,
         fields=tuple(p.declaration for p in lowered.fields),
-        has_lengths=not table.counts_tokens,
         lengths=cache.lengths,
-        table_template=form.template,
-        table_type=dtype(table.dtype).c,
+        table=_table_type(cache, form),
+        table_header=form.header,
         table_vector=form.vector,
-        multiplier=table.id_multiplier,
-        window=form.window,
         pages_are=kind.unit,
         ids=ids,
+        ids_type=_ids_type(form.ids, table.id_multiplier),
         id_sizes=tuple("num_scale_pages" if i == "scale_id" else "num_pages" for i in ids),
-        id_type="uint64_t" if table.id_multiplier > 1 else "uint32_t",
-        own_table=storage.own_table,
         residual=storage.residual,
     )
 
@@ -220,6 +214,5 @@ def states_context(cache: AnyCache, title: str) -> StatesContext:
         align=run.align,
         element=base.element.c,
         fields=tuple(p.declaration for p in lowered.fields),
-        table_template=lowered.table.template,
         table_type=dtype(cache.page_table.dtype).c,
     )

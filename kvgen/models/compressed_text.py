@@ -220,7 +220,7 @@ def _pool(kind: LayerFacts) -> Group:
     fields: _Fields = [("overlap=", literal(True))] if entries.overlap else []
     fields += [("ape=", literal(True))] if kind.q_norm is not None else []  # V4.1's gate has no positions
     fields += [("norm=", _norm(kind)), ("rope=", literal(kind.rope))]
-    return Group("ops.Pool(", fields, ")")
+    return Group("ops.PoolTokens(", fields, ")")
 
 
 def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: str) -> Group:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kvgen.ops.mla_plan import MlaPlan as MlaPlan
     from kvgen.ops.move_tokens import MoveTokens as MoveTokens
     from kvgen.ops.norm_cache import NormCache as NormCache
-    from kvgen.ops.pool_tokens import Pool as Pool
+    from kvgen.ops.pool_tokens import PoolTokens as PoolTokens
     from kvgen.ops.remap_indices import RemapIndices as RemapIndices
     from kvgen.ops.reorder import Reorder as Reorder
     from kvgen.ops.rotate_cache import RotateCache as RotateCache
@@ -82,7 +82,7 @@ _HOME = {
     "MlaPlan": "kvgen.ops.mla_plan",
     "MoveTokens": "kvgen.ops.move_tokens",
     "NormCache": "kvgen.ops.norm_cache",
-    "Pool": "kvgen.ops.pool_tokens",
+    "PoolTokens": "kvgen.ops.pool_tokens",
     "RemapIndices": "kvgen.ops.remap_indices",
     "Reorder": "kvgen.ops.reorder",
     "RotateCache": "kvgen.ops.rotate_cache",
@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _instead(name: str) -> str:
-    """What is nearest to an operation that does not exist."""
+    """The operation that is nearest to one that does not exist."""
     if name in ("Prefill", "Attention", "Attend"):
         return "; ops.Extend attends with any number of query rows a request, ops.Decode with a few"
     near = difflib.get_close_matches(name, _HOME, n=1)

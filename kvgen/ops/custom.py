@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
+from kvgen.architectures import ARCHITECTURES
 from kvgen.expr.nodes import Expr, const, substitute, variables
 from kvgen.expr.rules import parse_rule
 from kvgen.lowering.cache_struct import ERRORS
@@ -26,7 +27,7 @@ from kvgen.schema.sources import checked_text, read_source
 Rule = int | str | Expr
 Oracle = Callable[..., Any]
 LOGICAL: Final = ("keys", "values", "lengths")  # what an oracle may ask for besides params
-MOST_SHARED: Final = 227 * 1024  # bytes a block can have on any GPU
+MOST_SHARED: Final = max(a.block_shared for a in ARCHITECTURES.values())  # bytes a block can have on any GPU
 _MOST_ENTRIES: Final = 4096  # along an axis of an array that kvgen verify draws
 
 

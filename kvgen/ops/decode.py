@@ -103,7 +103,7 @@ class Decode(Op):
     requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
     """
     score: Score | None = None
-    """What is done to scores before the softmax. None: nothing."""
+    """Function of scores before the softmax. None: scores stay as they are."""
     sinks: Literal["out", "lse"] | None = None
     """"out" and "lse": the call brings `sinks`, f32 `[q_heads]`, a logit of each head in the softmax's denominator;
     "lse" counts it in `lse` too. None: no sinks.
@@ -111,7 +111,7 @@ class Decode(Op):
     lse_base: Literal["e", "2"] = "e"
     """Base of the logarithm in `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
-    """What `lse` is for a row that sees no token."""
+    """Value of `lse` for a row that sees no token."""
     split: Split = "none"
     """How requests are divided among blocks: "none", a block a request and kv head; "balanced", equal shares, planned
     once a step; "invariant", pieces of `chunk` tokens, so that a request's bits do not depend on its batch.
@@ -187,12 +187,12 @@ class Decode(Op):
 
     @property
     def _elementwise(self) -> bool:
-        """Whether the kernel looks at scores one by one."""
+        """The kernel looks at scores one by one."""
         return self.score is not None or self.mask.tree is not None
 
     @property
     def _lists(self) -> bool:
-        """Whether each kv head has pages of its own."""
+        """Each kv head has pages of its own."""
         return self.pages == "per_head"
 
     def choices(self, kernels: KernelSet) -> dict[str, Choice]:
@@ -254,7 +254,7 @@ class Decode(Op):
         return kernel_plans(problem, choose(CANDIDATES, problem, kernels.arch))
 
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
-        """What a call brings, in the order of the kernel's signature."""
+        """The parameters of a call, in the order of the kernel's signature."""
         cache = kernels.kv
         elem = dtype(self.q_dtype or cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)

@@ -86,7 +86,7 @@ class Extend(Op):
     requests share. Masks have no positions then: Mask(causal=False). False: a request's last rows are its last tokens.
     """
     score: Score | None = None
-    """What is done to scores before the softmax. None: nothing."""
+    """Function of scores before the softmax. None: scores stay as they are."""
     sinks: Literal["out", "lse"] | None = None
     """"out" and "lse": the call brings `sinks`, f32 `[q_heads]`, a logit of each head in the softmax's denominator;
     "lse" counts it in `lse` too. None: no sinks.
@@ -94,7 +94,7 @@ class Extend(Op):
     lse_base: Literal["e", "2"] = "e"
     """Base of the logarithm in `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
-    """What `lse` is for a row that sees no token."""
+    """Value of `lse` for a row that sees no token."""
     split: Literal["balanced", "invariant"] = "balanced"
     """Where a request's keys are cut: "balanced", where the GPU would not be full; "invariant", at multiples of `chunk` tokens,
     so that a row's bits do not depend on its batch.
@@ -178,7 +178,7 @@ class Extend(Op):
 
     @property
     def elementwise(self) -> bool:
-        """Whether a decode of the same attention looks at scores one by one."""
+        """A decode of the same attention looks at scores one by one."""
         return self.score is not None or self.mask.tree is not None
 
     @property
@@ -233,7 +233,7 @@ class Extend(Op):
         return kernel_plans(problem, choose(CANDIDATES, problem, kernels.arch))
 
     def _params(self, kernels: KernelSet, index: DType, out: DType) -> tuple[Param, ...]:
-        """What a call brings, in the order of the kernel's signature."""
+        """The parameters of a call, in the order of the kernel's signature."""
         cache = kernels.kv
         elem = dtype(self.q_dtype or cache.dtype)
         attend = attention_context(self.mask, self.score, kernels, index)

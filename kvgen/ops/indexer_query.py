@@ -14,7 +14,7 @@ from kvgen.lowering.new_rows_rules import check_angles, resolve_rope
 from kvgen.lowering.partners import check_partners
 from kvgen.lowering.rope_norm import HeadContext, RopeContext, decimal, lanes_of, rope_context, width_of
 from kvgen.ops.append import Append
-from kvgen.ops.pool_tokens import Pool
+from kvgen.ops.pool_tokens import PoolTokens
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Array, Param, Size
 from kvgen.schema.kernel_set import KernelSet, Op
@@ -122,7 +122,7 @@ class IndexerQuery(Op):
                 "to 512"
             )
         rope = resolve_rope(self.rope, kernels)
-        keys = [op for op in kernels.ops if isinstance(op, Append | Pool)]
+        keys = [op for op in kernels.ops if isinstance(op, Append | PoolTokens)]
         rule = "scores are products of q with keys that were changed alike"
         transformed = [(op, "hadamard", op.hadamard is not None) for op in keys]
         check_partners(self, "hadamard", self.hadamard, transformed, rule)

@@ -93,7 +93,7 @@ class MlaDecode(Op):
     lse_base: Literal["e", "2"] = "e"
     """Base of the logarithm in `lse`: "e" or "2"."""
     lse_empty: Literal["-inf", "inf"] = "-inf"
-    """What `lse` is for a row that sees no token."""
+    """Value of `lse` for a row that sees no token."""
     split: Split = "none"
     """How requests, or the lists of rows, are divided among blocks: "none", "balanced" or "invariant", as in Decode."""
     chunk: int = Field(default=512, ge=64, le=2**20)
@@ -271,7 +271,7 @@ class MlaDecode(Op):
         return kernel_plans(problem, choose(CANDIDATES, problem, kernels.arch))
 
     def _lists(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Of the set's own list and the others: names ("": its own), namespaces and classes of their caches."""
+        """The set's own list and the others: names ("": its own), namespaces and classes of their caches."""
         found = (("", "", ""), *((k.name, self._space_of(k), self._class_of(k)) for k in self.sources))
         names, spaces, classes = zip(*found, strict=True)
         return names, spaces, classes

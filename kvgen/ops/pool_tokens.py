@@ -17,7 +17,7 @@ from kvgen.schema.norm import RmsNorm
 from kvgen.schema.tables import IndexName
 
 
-class Pool(Op):
+class PoolTokens(Op):
     """Pool the step's tokens into entries of the cache: a softmax over each entry's tokens, channel by channel.
 
     The cache's `rate` says how many tokens an entry stands for. A token brings kv and a gate's scores, `c * d` columns each, d
@@ -77,7 +77,7 @@ class Pool(Op):
     """What it is rounded to before RoPE and quantization: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's own);
     "same_unrotated", only where RoPE does not turn it (vLLM V4).
     """
-    turned_dtype: Literal["f32", "same"] = "f32"
+    rotated_dtype: Literal["f32", "same"] = "f32"
     """What it is rounded to after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
     own, where codes are chosen of what turns). It takes normed_dtype="same".
     """
@@ -136,9 +136,9 @@ class Pool(Op):
             )
         if self.normed_dtype == "same_unrotated" and self.rope is None:
             raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel turns; use 'same'")
-        if self.turned_dtype == "same" and self.normed_dtype != "same":
+        if self.rotated_dtype == "same" and self.normed_dtype != "same":
             raise ValueError(
-                f"turned_dtype: got 'same' with normed_dtype={self.normed_dtype!r}; what RoPE does not turn would stay in f32; "
+                f"rotated_dtype: got 'same' with normed_dtype={self.normed_dtype!r}; what RoPE does not turn would stay in f32; "
                 "use normed_dtype='same', or leave it out"
             )
         if rate > 1:
@@ -170,7 +170,7 @@ class Pool(Op):
         roundings = Roundings(
             "" if self.pooled_dtype == "f32" else kind,
             "" if self.normed_dtype == "f32" else kind,
-            "" if self.turned_dtype == "f32" else kind,
+            "" if self.rotated_dtype == "f32" else kind,
             dims,
         )
         return (pool_kernel(new, pooled, self.norm, roundings, latent_out=self.latent_out, kernels=kernels),)

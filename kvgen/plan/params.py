@@ -205,5 +205,5 @@ Field = Pool | Array | Size
 
 
 def is_argument(param: Param) -> bool:
-    """Whether it is an argument of the launcher."""
+    """The parameter is an argument of the launcher."""
     return not isinstance(param, Size | PoolMap) and (not isinstance(param, PagePool) or param.argument)

@@ -34,7 +34,7 @@ class Pooling:
     local: bool = False
     pooled_dtype: Literal["f32", "same"] = "f32"
     normed_dtype: Literal["f32", "same", "same_unrotated"] = "f32"
-    turned_dtype: Literal["f32", "same"] = "f32"
+    rotated_dtype: Literal["f32", "same"] = "f32"
     hadamard: bool = False
 
     def first_token(self, entry: int) -> int:
@@ -266,11 +266,11 @@ def _finished(
     turned = changed_again(
         means, Change(rope=do.rope, positions=positions, table=angles, local=do.local, latent=latent), kind
     )
-    if do.turned_dtype == "same":
+    if do.rotated_dtype == "same":
         turned = rounded(turned, kind)
     if do.hadamard:
         turned = Changed(*hadamard(turned.rows, turned.lost))
-    if do.hadamard and do.turned_dtype == "same":
+    if do.hadamard and do.rotated_dtype == "same":
         turned = rounded(turned, kind)
     means.lost[unknown], turned.lost[unknown] = np.inf, np.inf
     return means, turned

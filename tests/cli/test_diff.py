@@ -118,7 +118,11 @@ def test_new_and_removed_files(built: Folder) -> None:
     built.spec("third", page_size=64)
     said = built.kvgen("diff").stdout
     assert "--- /dev/null\n+++ generated/third/append.cu" in said
-    assert "--- generated/wide/append.cu\n+++ /dev/null" in said
+    gone = said.partition("\n+++ /dev/null\n")[2].splitlines()
+    assert gone[0].startswith("@@ -1,") and gone[0].endswith(" +0,0 @@") and gone[1].startswith("# in "), "names alone"
+    hunks = json.loads(built.kvgen("diff", "--json").stdout)["hunks"]
+    (removed,) = (hunk for hunk in hunks if hunk["state"] == "removed")
+    assert {"generated/wide/append.cu", "generated/wide/gather.cu"} < set(removed["files"]) and removed["text"] == ""
 
 
 def test_files_of_someone_else_are_no_difference(built: Folder) -> None:

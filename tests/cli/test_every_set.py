@@ -14,6 +14,7 @@ from kvgen.cli.bench_cycles import _causal
 from kvgen.cli.describe import plan_text
 from kvgen.codegen.emit import kernel_files, set_plans
 from kvgen.schema.loader import LoadedSet, load_folder
+from tests import sets
 
 from .conftest import invoke
 
@@ -81,7 +82,7 @@ def test_diff_and_export(tmp_path: Path) -> None:
 def test_plans_of_bench_cycles() -> None:
     """`bench --cycles` takes two facts of a plan beside machine code: the tile, and the share of products that a mask allows."""
     found = 0
-    for s in every_set():
+    for s in sets.every():
         plans = set_plans(s)
         for op in s.kernels.ops:
             for plan in filter(attends, plans[op.name]):

@@ -136,10 +136,10 @@ def _rope(form: Form) -> Rope:
     return Rope(style="interleaved", theta=form.theta, dim=form.turned, part="last", scaling=scaling)
 
 
-def _pool(form: Form, rope: Rope, drafts: int, *, hadamard: bool = False) -> ops.Pool:
+def _pool(form: Form, rope: Rope, drafts: int, *, hadamard: bool = False) -> ops.PoolTokens:
     """The operation that makes entries, or pools an indexer's keys, with the roundings of the official recipe."""
     gated = {"overlap": form.overlap, "ape": form.overlap or form.rate > 2, "drafts": drafts} if form.gated else {}
-    return ops.Pool(
+    return ops.PoolTokens(
         name="pool",
         rope=rope,
         norm=RmsNorm(multiply="before", eps=form.eps),

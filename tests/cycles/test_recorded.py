@@ -1,4 +1,4 @@
-"""What resources.json says of the kernels of specs/ that attend: facts that may only become fewer, trips that may not grow.
+"""Recorded facts of kernels that attend, of specs/ and tests/sets: those that cost time only become fewer, trips do not grow.
 
 `known_facts.txt` names every fact that still holds, `trips.txt` every trip's cycles. KVGEN_UPDATE_GOLDEN=1 takes from the first
 what holds no more, and writes the second; what would be a new fact, or more of one, is written there by hand, with a reason in
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from kvgen.cycles.facts import Facts
+from tests import sets
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
@@ -32,6 +33,8 @@ def recorded() -> dict[str, dict[str, int]]:
             for arch, facts in entry.items():
                 if isinstance(facts, dict) and FACTS[0] in facts:
                     found[f"{path.parent.name}/{name} {arch}"] = facts
+    for key, (_, facts) in sets.recorded().items():  # its lines leave out what is 0
+        found[key] = dict.fromkeys(FACTS, 0) | facts
     return found
 
 

@@ -31,6 +31,7 @@ from kvgen.runtime.faults import Fault, describe
 from kvgen.schema.loader import LoadedSet, load_file
 from tests.cli.conftest import Folder
 from tests.export.toolchain import FLAGS, clean, compiler, cuda_include, program, run
+from tests.sets import spec_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = (
@@ -62,7 +63,8 @@ def small(*operations: Any, **fields: Any) -> LoadedSet:
 
 
 def checked_in(name: str) -> LoadedSet:
-    (found,) = load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")
+    path = spec_path(name)
+    (found,) = load_file(path, path.relative_to(ROOT).as_posix())
     return found
 
 

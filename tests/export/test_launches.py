@@ -200,7 +200,7 @@ def in_cpp(call: Call, label: str, archs: tuple[str, ...]) -> list[str]:
 
 def split_on(op: Any, arch: str) -> SplitPlan:
     """How the launcher divides a workspace on an architecture."""
-    found: SplitPlan = op.SPLIT_PLANS.get(arch, op.SPLIT_PLAN)
+    found: SplitPlan = dict(op.SPLIT_PLANS).get(arch, op.SPLIT_PLAN)
     return found
 
 

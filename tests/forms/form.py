@@ -24,6 +24,7 @@ from itertools import combinations
 from pathlib import PurePath
 from typing import Any, Final
 
+from kvgen.lowering.attention import decode_mma, decode_simt
 from kvgen.lowering.attention.decode_mma import DecodeMma
 from kvgen.lowering.attention.extend_sm90 import Widening
 from kvgen.lowering.attention.masks_scores import AttentionContext
@@ -170,6 +171,7 @@ LEFT_OUT: Final = frozenset(
         "headers",
         "held",
         "indices",
+        "k_pitch",
         "largest",
         "latent",
         "latent_bytes",
@@ -235,6 +237,7 @@ LEFT_OUT: Final = frozenset(
         "token_bytes",
         "together_bytes",
         "union_bytes",
+        "v_pitch",
         "v_size",
         "values",
         "vector",
@@ -266,6 +269,12 @@ LEFT_OUT: Final = frozenset(
     ]
 )
 # Fields of a cache's context that `_of_pages` and `_of_segment` read, and where its tensors lie.
+_ENTRIES: Final = (
+    "* page_table",
+    "* page_indices",
+    "* req_to_token",
+    "* kv_offsets",
+)  # how the page table's field ends
 _OF_CACHES: Final = frozenset(
     [
         "base",
@@ -285,10 +294,10 @@ _OF_CACHES: Final = frozenset(
         "scale_id",
         "scale_row",
         "summary",
-        "table_template",
-        "table_type",
+        "ids_type",
+        "table",
+        "table_header",
         "table_vector",
-        "window",
     ]
 )
 
@@ -317,8 +326,9 @@ _READ_ALIKE: Final = ("amax", "pow2", "amax_raised", "pow2_raised", "norm", "uni
 # Subjects that say again what others say, and such that are another one's.
 _SAME: Final = ("norm_structs", "head_structs", "tiles")
 _RENAMED: Final = {"row_norms": "parts", "d": "attention"}
-# Fields that follow from others.
+# Fields that follow from others; numbers that the call around a kernel's shape has too.
 _FOLLOW: Final = ("maps",)
+_SAME_NUMBERS: Final = (("tiles", decode_mma.Shape), ("tiles", decode_simt.Shape))
 # What a template asks of an operand: flags, and "several" groups; scales' path, access and copied run are asked by all.
 _OPERAND_FLAGS: Final = ("given", "global_scale", "powers", "tables")
 _DECODE_FLAGS: Final = (*_OPERAND_FLAGS, "biased", "direct")
@@ -379,7 +389,7 @@ def parse(line: str) -> Subject:
 
 
 def all_forms(subjects: Iterable[Subject]) -> set[str]:
-    """Of several subjects."""
+    """The forms of several subjects."""
     return {form for subject in subjects for form in subject.forms()}
 
 
@@ -441,7 +451,7 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
             for f in fields(each):
                 value = getattr(each, f.name)
                 name = prefix + f.name
-                if isinstance(value, _ELSEWHERE) or f.name in _FOLLOW or (f.name == "tiles" and f.type == "int"):
+                if isinstance(value, _ELSEWHERE) or f.name in _FOLLOW or (f.name, type(each)) in _SAME_NUMBERS:
                     continue
                 if isinstance(value, Operand):
                     features.update(_operand(value, each))
@@ -460,7 +470,7 @@ def _own(context: Any) -> Iterator[tuple[str, set[str]]]:
 
 
 def _operand(operand: Operand, around: object) -> Iterator[str]:
-    """What the template of a context `around` asks of K or V as an operand."""
+    """Features of K or V as an operand that the template of a context `around` asks for."""
     of, decode = operand.role[0], isinstance(around, DecodeMma)
     flags = _OPERAND_FLAGS if not decode else _KEY_FLAGS if of == "k" else _DECODE_FLAGS
     yield f"{of}_use {operand.use}"
@@ -577,7 +587,7 @@ def _of_mask(attend: AttentionContext, *, one_row: bool) -> Iterator[str]:
 
 
 def _asked(attend: AttentionContext) -> set[str]:
-    """What a kernel does to scores one by one."""
+    """Features of a kernel's work on scores one by one."""
     kinds = {
         "scores": not attend.plain,
         "masks": attend.masked,
@@ -590,10 +600,11 @@ def _asked(attend: AttentionContext) -> set[str]:
 
 def _of_pages(cache: CacheContext) -> Iterator[str]:
     """How a token's page is found."""
-    yield PurePath(cache.table_template).stem
+    yield PurePath(cache.table_header).stem
+    (entries,) = (f for f in cache.fields if f.endswith(_ENTRIES))
     kinds = {
-        "id multiplier": cache.multiplier > 1,
-        "table of scales": cache.own_table,
+        "id multiplier": "uint64_t" in cache.ids_type,
+        "table of scales": "scale_id" in cache.ids,
         "lengths after": cache.lengths == "after",
         "pages of 1": cache.page_tokens == 1,
         "pages of any size": cache.page_tokens == 0,
@@ -601,6 +612,6 @@ def _of_pages(cache: CacheContext) -> Iterator[str]:
         "rate": cache.rate > 1,
         "residual": cache.residual > 0,
         "several heads": cache.heads > 1,
-        f"{cache.table_type} entries": cache.table_type != "int32_t",
+        f"{entries.split()[1].rstrip('*')} entries": not entries.startswith("const int32_t*"),
     }
     yield from (kind for kind, has in kinds.items() if has)

@@ -49,7 +49,7 @@ def test_every_drawn_form_is_executed() -> None:
 
 
 def test_tests_that_are_named_are_there(request: pytest.FixtureRequest) -> None:
-    """Of every file that this run has whole."""
+    """Every file that this run has whole is looked at."""
     given = request.config
     chosen = given.option.keyword or given.option.op or getattr(given.option, "lf", False)
     if chosen or any("::" in argument for argument in given.args):
@@ -104,13 +104,13 @@ def test_every_field_of_specs_is_drawn() -> None:
 
 def test_two_kernels_that_differ_in_a_number_have_the_same_form() -> None:
     lines = [
-        "decode | K: e4m3, scaled, zero, groups",
-        "decode | K: e4m3, scaled, tokens=32",
+        "decode_mma | K: e4m3, scaled, zero, groups",
+        "decode_mma | K: e4m3, scaled, tokens=32",
     ]
     first, second = (form.all_forms([form.parse(line)]) for line in lines)
-    assert "tensor cores | K: groups & zero" in first and "decode | K: tokens=32" in second
+    assert "tensor cores | K: groups & zero" in first and "decode_mma | K: tokens=32" in second
     assert not [f for f in second if "&" in f and "=" in f]
-    assert form.parse(lines[0]).line == "decode | K: e4m3, groups, scaled, zero"
+    assert form.parse(lines[0]).line == "decode_mma | K: e4m3, groups, scaled, zero"
 
 
 @pytest.mark.parametrize("seed", [s for s in cover.seeds() if CAMPAIGN or s in cover.ALWAYS])

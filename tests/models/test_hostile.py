@@ -190,7 +190,7 @@ CALLS = {
     *("LinearScaling", "Llama3Scaling", "YarnScaling", "LongRopeScaling", "RmsNorm", "LayerNorm", "PositionScale"),
 }
 OPERATIONS = {"Append", "Extend", "Gather", "Decode", "MlaDecode", "MergeStates"}
-OPERATIONS |= {"AttentionOutput", "IndexerQuery", "IndexerScores", "ListKeys", "Pool", "RemapIndices"}
+OPERATIONS |= {"AttentionOutput", "IndexerQuery", "IndexerScores", "ListKeys", "PoolTokens", "RemapIndices"}
 PRESETS = {*OF_ROWS, *OF_ROWS.values()}
 SHARED = ("window_rope", "rope", "model")
 

@@ -18,6 +18,7 @@ from kvgen.errors import ConfigError
 from kvgen.models.layers import Checkpoint
 from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.model import LinearScaling, Llama3Scaling, LongRopeScaling, Mla, Rope, YarnScaling
+from tests.sets import spec_path
 
 from .checkpoints import CONFIGS, NAMES, ROOT, WRITTEN, changed, config, model_in, without
 
@@ -43,7 +44,7 @@ GEMMA_UNIT = ("local", "local", "local", "local", "local", "full")
 
 @dataclass(frozen=True)
 class Golden:
-    """What the model cards and papers say, by hand."""
+    """Facts of the model cards and papers, by hand."""
 
     shape: tuple[int, int, int, int]  # query heads, KV heads, head dim, group
     layers: int
@@ -326,12 +327,13 @@ def spec_of(stem: str) -> str:
 
 @pytest.mark.parametrize("stem", SPECS)
 def test_checked_in_specs_are_what_init_writes(stem: str) -> None:
-    assert (ROOT / "specs" / f"{stem}.py").read_bytes() == spec_of(stem).encode()
+    """The specs of specs/, and of tests/sets."""
+    assert spec_path(stem).read_bytes() == spec_of(stem).encode()
 
 
 @pytest.mark.parametrize("stem", SPECS)
 def test_specs_load_as_the_same_facts(stem: str) -> None:
-    kernels = runpy.run_path(str(ROOT / "specs" / f"{stem}.py"))["kernels"]
+    kernels = runpy.run_path(str(spec_path(stem)))["kernels"]
     facts = models.facts(config(SPECS[stem]))
     if facts.model.mla:  # and a set of the heads of prompts
         kernels, prompts = kernels

@@ -16,7 +16,7 @@ from kvgen import KernelSet, Layout, Paged
 from kvgen.errors import ArgumentError
 from kvgen.ops import Extend
 from kvgen.runtime import Fault, describe
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.support.batches import PLAIN, Batch
 from tests.support.extend_sets import DRAWN, SETS, decoded
 from tests.support.extend_steps import Step, hold_bits_of_rows, step, steps
@@ -100,8 +100,8 @@ def test_keys_are_cut_where_tiles_are_few(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("name", ["paged", "fp8", *(["invariant", "wgmma"] if CAMPAIGN else [])])
 def test_schedules_and_runs_agree(name: str) -> None:
-    """The same bits whichever thread or block comes first, and run after run with one plan."""
-    results, kernels = set(), SETS[name] if name in SETS else test_extend_wgmma.SETS["llama"]
+    """Bits do not depend on which thread or block comes first, and stay run after run with one plan."""
+    results, kernels = set(), SETS[name] if name in SETS else test_extend_sm90.SETS["llama"]
     for schedule in ("ascending", "descending", 12345):
         rows = (60, 1, 150) if CAMPAIGN else (20, 1, 40)
         found = step(kernels, plain(700, 1, 150, schedule=schedule, seed=3), rows)
@@ -310,7 +310,7 @@ def test_a_padded_batch() -> None:
 
 
 def test_the_workspace_does_not_ask_for_tokens() -> None:
-    """Of fixed cuts as of balanced ones: it depends on the rows and the GPU alone."""
+    """With fixed cuts and with balanced ones its size depends on the rows and the GPU alone."""
     for name in ("paged", "invariant"):
         extend = package(SETS[name]).extend
         assert extend.workspace_bytes(64, multiprocessors=8) == extend.workspace(max_rows=64, multiprocessors=8).nbytes

@@ -20,7 +20,7 @@ from kvgen.reference import Place, cache_rows
 from kvgen.reference.decode import products, weighted
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.ops.test_hostile import VICTIM, spoils_of
 from tests.support import extend_sets
 from tests.support.batches import OPEN_TOKENS, PLAIN
@@ -32,11 +32,11 @@ CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 # On mma.sync, and by warpgroups.
 SETS: Final[dict[str, KernelSet]] = {
     "paged": extend_sets.SETS["paged"],
-    "wgmma_llama": test_extend_wgmma.SETS["llama"],
+    "wgmma_llama": test_extend_sm90.SETS["llama"],
 }
 if CAMPAIGN:
     SETS |= extend_sets.SETS | extend_sets.MORE
-    SETS |= {f"wgmma_{name}": kernels for name, kernels in test_extend_wgmma.DRAWN.items()}
+    SETS |= {f"wgmma_{name}": kernels for name, kernels in test_extend_sm90.DRAWN.items()}
 
 
 # Tokens of the longest request, and rows of each: the second one's are more than a tile of 128 columns of 4 heads.
@@ -130,7 +130,7 @@ def test_any_offsets_and_tables(name: str, data: Any) -> None:
 
 STRANGE: Final[dict[str, KernelSet]] = {
     **{name: extend_sets.SETS[name] for name in ("tree", *(("paged", "window", "fp8") if CAMPAIGN else ()))},
-    "wgmma_llama": test_extend_wgmma.SETS["llama"],
+    "wgmma_llama": test_extend_sm90.SETS["llama"],
 }
 
 

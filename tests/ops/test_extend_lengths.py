@@ -9,14 +9,14 @@ from typing import Any, Final
 import pytest
 
 from kvgen import KernelSet
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.support import extend_sets
 from tests.support.batches import PLAIN, Batch
 from tests.support.extend_steps import Step, step
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 MMA: Final = extend_sets.SETS
-WGMMA: Final = test_extend_wgmma.SETS | test_extend_wgmma.MORE
+WGMMA: Final = test_extend_sm90.SETS | test_extend_sm90.MORE
 PLAIN_ONES: Final[dict[str, KernelSet]] = {"mma": MMA["paged"], "wgmma": WGMMA["llama"]}
 KERNELS: Final = PLAIN_ONES | {"window": MMA["window"], "wgmma_window": WGMMA["window"], "early": WGMMA["falcon"]}
 Numbers = tuple[int, ...]
@@ -52,7 +52,7 @@ def plain(*totals: int, **fields: Any) -> Batch:
 
 
 def bits(found: Step, out: Any, lse: Any, b: int) -> bytes:
-    """Of request b's rows, and of their log-sum-exps."""
+    """The bytes of request b's rows, and of their log-sum-exps."""
     begin = found.scene.batch.leading + sum(found.counts[:b])
     rows = slice(begin, begin + found.counts[b])
     return bytes(out[rows].tobytes() + lse[rows].tobytes())

@@ -21,11 +21,12 @@ from kvgen.cases.workload import Workload
 from kvgen.lowering.attention.problem import Fit
 from kvgen.lowering.attention.split_kv import OVERHEAD
 from kvgen.ops import Extend
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.support import extend_sets
 from tests.support.batches import PLAIN
 from tests.support.extend_steps import extend_of, step
 from tests.support.harness import package
+from tests.support.sets import archs_of
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 SETS: Final = {
@@ -34,7 +35,7 @@ SETS: Final = {
     "chunk": extend_sets.MORE["twelve"],
     "full": extend_sets.MORE["full"],
     "invariant": extend_sets.SETS["invariant"],
-    "llama": test_extend_wgmma.SETS["llama"],
+    "llama": test_extend_sm90.SETS["llama"],
 }
 # Tokens and rows of requests: 60 that decode and a prompt, chunks behind a prefix, verification; and few, whose keys are cut.
 BATCHES: Final = (
@@ -46,8 +47,8 @@ BATCHES: Final = (
 
 
 def fit_of(kernels: KernelSet) -> Fit:
-    """How the set's last architecture takes the call, which the CPU machine runs."""
-    return extend_of(kernels).choices(kernels)[kernels.arch[-1]].fit
+    """How the last architecture that tests build the set for takes the call: the CPU machine runs it."""
+    return extend_of(kernels).choices(kernels)[archs_of(kernels)[-1]].fit
 
 
 def tile_of(kernels: KernelSet) -> int:

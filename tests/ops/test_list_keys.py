@@ -79,3 +79,15 @@ def test_what_is_wrong_stays_in_its_rows(damage: str) -> None:
     assert (counts[bad] == -1).any() and (counts[np.r_[0 : bad.start, bad.stop : rows]] >= 0).all()
     if damage != "page":
         assert (keys[counts == -1] == -1).all()
+
+
+def test_a_bad_page_of_a_window() -> None:
+    """Whichever column of the ring's table it is in, and so whichever lane of the row's warp finds it: the row's count is -1."""
+    for column in range(4):
+        scene, offsets, rows = step(RING, replace(BATCH, new=(1, 1, 1), padding=0))
+        scene.tables["page_table"][1, column] = scene.pages
+        word, _, counts = check_list_keys(scene, rows, offsets, 16)
+        report = describe(word)
+        lost = report is not None and report.code is Fault.PAGE_ID
+        assert (counts[1] == -1) == lost and (counts[[0, 2]] >= 0).all()
+        assert lost or column > 2, "a window of 10 tokens lies in at least three pages"

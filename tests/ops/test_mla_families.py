@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvgen import KernelSet, presets
 from kvgen.architectures import Arch
 from kvgen.codegen.emit import kernel_files, render_set
 from kvgen.compile import select_arch
-from kvgen.errors import DeviceError, SpecError
+from kvgen.errors import ArgumentError, DeviceError, SpecError
 from kvgen.ops import MlaDecode
 from kvgen.reference import mla_decode
 from kvgen.runtime import Fault, cuda, describe
@@ -122,9 +123,26 @@ def test_a_workspace_is_its_family_s() -> None:
                 assert package(kernels).mla_decode.split_plan() == split
 
 
-def with_archs(kernels: KernelSet, *archs: str) -> KernelSet:
-    given: dict[str, Any] = {name: getattr(kernels, name) for name in ("name", "q_heads", "cache", "ops")}
-    return KernelSet(**given, arch=archs)
+def test_a_workspace_of_another_architecture_is_refused() -> None:
+    """sm_89 has 32 columns a block: partial results and counters of four blocks a chunk, where sm_80 has two."""
+    kernels = with_archs(SETS["families_balanced"], "sm_80", "sm_89", name="families_narrow")
+    batch = replace(PLAIN, totals=(40,), new=(0,))
+    scene, q = latent_scene(kernels, batch, [Rows(0, 0, 1)], 1)
+    generated = package(kernels)
+    layer = generated.Cache(**scene.arguments())[scene.layer]
+    with machine(arch="sm_80"):
+        workspace = generated.mla_decode.workspace(max_rows=len(q), multiprocessors=4)
+    said = (
+        "workspace: got one of families_narrow_mla_decode that is divided for another architecture; make it on the device, or "
+        "under the CPU machine's settings, that the plan runs on"
+    )
+    with machine(arch="sm_89"), pytest.raises(ArgumentError, match=f"^{re.escape(said)}$"):
+        generated.mla_decode.plan(layer, workspace)
+
+
+def with_archs(kernels: KernelSet, *archs: str, name: str | None = None) -> KernelSet:
+    given: dict[str, Any] = {field: getattr(kernels, field) for field in ("q_heads", "cache", "ops")}
+    return KernelSet(**given, name=name or kernels.name, arch=archs)
 
 
 def files_of(kernels: KernelSet) -> dict[str, tuple[str, ...]]:
@@ -222,7 +240,7 @@ def test_a_gpu_gets_its_files(
 def launched(
     name: str, kernel: str, capability: tuple[int, int], patch: pytest.MonkeyPatch
 ) -> tuple[Any, dict[str, Any]]:
-    """What a checked-in set's launcher loads and launches on a GPU of this capability."""
+    """The file that a checked-in set's launcher loads on a GPU of this capability, and its launch."""
     driver = NotingDriver()
     driver.capability = lambda device: capability  # type: ignore[method-assign]
     patch.setattr(cuda, "driver", lambda: driver)

@@ -19,6 +19,7 @@ from kvgen.runtime.workspace import Workspace
 from tests.support import split_list
 from tests.support.harness import package
 from tests.support.memory import GUARD, Raw
+from tests.support.sets import archs_of
 from tests.support.split_list import OVERHEAD, Span, columns_of
 
 COLUMNS = 313  # pages of a request's table: 5008 tokens
@@ -101,7 +102,7 @@ class Step:
     @property
     def tile(self) -> int:
         """Tokens that the planner counts in."""
-        context: Any = self.op.plan(self.kernels)[1].on(self.kernels.arch[-1]).context
+        context: Any = self.op.plan(self.kernels)[1].on(archs_of(self.kernels)[-1]).context
         return int(context.tile)
 
     def hold(self, workspace: Workspace, rows: int) -> list[list[Span]]:
@@ -142,7 +143,7 @@ def drawn(draw: st.DrawFn, hostile: bool) -> tuple[list[int], list[int] | None, 
 @settings(max_examples=15 if CAMPAIGN else 8)
 @given(data=st.data())
 def test_lists(name: str, op: str, data: Any) -> None:
-    """Of any batch, and of ones with bad lengths and offsets, whatever the number of multiprocessors."""
+    """Any batch, with bad lengths and offsets too, whatever the number of multiprocessors."""
     lengths, offsets, valid, rows = data.draw(drawn(data.draw(st.booleans())))
     step = Step(name, op, lengths, offsets, valid)
     max_rows = max(1, rows) + data.draw(st.integers(0, 5))

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from tests.ops import test_extend_wgmma
+from tests.ops import test_extend_sm90
 from tests.ops.test_decode_scales import SETS
 from tests.support import decode_steps, extend_sets, extend_steps
 from tests.support.batches import PLAIN
@@ -17,7 +17,7 @@ from tests.support.memory import Raw
 
 # Scales of V that weights carry, and of sums with K; of elements of both, where requests have several rows; extend's kernels.
 DECODES: Final = {name: SETS[name][0] for name in ("mxfp8", "mxfp4", "mxfp8_rows", "mxfp4_rows")}
-EXTENDS: Final = {"mma": extend_sets.SETS["mxfp4"], "wgmma": test_extend_wgmma.SETS["mxfp4"]}
+EXTENDS: Final = {"mma": extend_sets.SETS["mxfp4"], "wgmma": test_extend_sm90.SETS["mxfp4"]}
 NAMES: Final = (*DECODES, *EXTENDS)
 NAN: Final = 255
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
@@ -38,7 +38,7 @@ def laid(name: str) -> tuple[Any, Raw, Raw]:
 
 
 def of_token(found: Any, exponents: Raw, b: int, token: int) -> Raw:
-    """Those of a request's token in the step's layer, [head, group]."""
+    """The scales of a request's token in the step's layer, [head, group]."""
     scene = found.scene
     mine: Raw = exponents[scene.entries[b][token // scene.tokens][0], scene.layer, token % scene.tokens]
     return mine
@@ -68,8 +68,8 @@ def test_exponents_of_k(name: str, exponents: tuple[int, int], times: float) -> 
 @pytest.mark.parametrize("role", ["k", "v"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scale_that_is_no_number(name: str, role: str) -> None:
-    """Of the second group of head 1 in the last token but one: the rows of request 0 that see it have NaN in those dims, or by K
-    everywhere, in the query heads of that head; all else keeps its bits."""
+    """A NaN scale of head 1's second group in the last token but one: rows of request 0 that see it have NaN in those dims, or by
+    K everywhere, in the query heads of that head; all else keeps its bits."""
     outs = []
     for nan in (False, True):
         found, keys, values = laid(name)

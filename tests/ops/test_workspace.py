@@ -20,7 +20,7 @@ from kvgen.errors import ArgumentError
 from kvgen.runtime import Fault, FaultReport, describe
 from kvgen.runtime.cpu import machine
 from kvgen.runtime.workspace import Workspace
-from tests.ops import test_extend_wgmma, test_mla_wgmma, test_split
+from tests.ops import test_extend_sm90, test_mla_sm90_rows, test_split
 from tests.support import extend_sets, extend_steps
 from tests.support import latent_steps as latent
 from tests.support.batches import PLAIN
@@ -41,10 +41,10 @@ KERNELS: Final[dict[str, tuple[KernelSet, str]]] = {
     "tiles": (test_split.SETS["tiles"], "decode"),
     "mla": (latent.SPLIT["mla_balanced"], "mla_decode"),
     "mla-invariant": (latent.SPLIT["mla_invariant"], "mla_decode"),
-    "wgmma": (test_mla_wgmma.SETS["wgmma_balanced"], "mla_decode"),
+    "wgmma": (test_mla_sm90_rows.SETS["wgmma_balanced"], "mla_decode"),
     "extend": (extend_sets.SETS["paged"], "extend"),
     "extend-invariant": (extend_sets.SETS["invariant"], "extend"),
-    "extend-wgmma": (test_extend_wgmma.SETS["llama"], "extend"),
+    "extend-wgmma": (test_extend_sm90.SETS["llama"], "extend"),
 }
 # The shortest requests that are cut into pieces and merged, with one that has one piece and one that has none; where more tokens
 # make a piece, and in `make campaign`, longer ones.
@@ -73,7 +73,7 @@ def totals_of(name: str) -> tuple[int, int, int, int]:
 
 @dataclass
 class Result:
-    """What a launch left: out and lse as float64, the bytes of out, and the error word."""
+    """Results of a launch: out and lse as float64, the bytes of out, and the error word."""
 
     out: Raw
     lse: Raw
@@ -81,11 +81,11 @@ class Result:
     report: FaultReport | None
 
     def is_nan(self, row: int) -> bool:
-        """Whether all of a row says that it has no result."""
+        """True if all of a row says that it has no result."""
         return bool(np.isnan(self.out[row]).all() and np.isnan(self.lse[row]).all())
 
     def untouched(self, row: int) -> bool:
-        """Whether a row of out is as it was before."""
+        """True if a row of out is as it was before."""
         return bool((self.raw[row].view(np.uint8) == CANARY).all())
 
 
@@ -127,7 +127,7 @@ class Planned:
         return self.cache()[self.scene.layer if layer is None else layer]
 
     def sizes(self) -> dict[str, int]:
-        """What a workspace of the step is made for."""
+        """The sizes that a workspace of the step is made for."""
         return {"max_rows": ROWS, "max_tokens": 3000 if COUNT > 50 else 1000, "multiprocessors": 5}
 
     def workspace(self) -> Workspace:
@@ -157,7 +157,7 @@ class Planned:
 
     @property
     def lengths(self) -> Raw:
-        """What the requests' lengths follow from: themselves, or the tokens of their last pages."""
+        """The array that the requests' lengths follow from: themselves, or the tokens of their last pages."""
         tables = self.scene.arguments()
         found = tables["lengths" if "lengths" in tables else "last_page_len"]
         assert isinstance(found, np.ndarray)
@@ -202,7 +202,7 @@ def right_of(name: str) -> tuple[Planned, Result, bytes]:
 
 @ALL
 def test_requests_are_cut_and_merged(name: str) -> None:
-    """What follows tries merges of a request's pieces, and requests without any, as short as they are."""
+    """Later tests try merges of a request's pieces, and requests without any, as short as they are."""
     found, _, plan = right_of(name)
     workspace = found.workspace()
     inside(workspace)[...] = np.frombuffer(plan, np.uint8)
@@ -211,7 +211,7 @@ def test_requests_are_cut_and_merged(name: str) -> None:
 
 
 def close(found: Raw, right: Raw) -> bool:
-    """Whether a row is right, however its request was cut."""
+    """True if a row is right, however its request was cut."""
     return bool(np.allclose(found, right, rtol=2**-6, atol=2**-6 * max(1.0, float(np.abs(right).max(initial=0.0)))))
 
 
@@ -318,7 +318,7 @@ def test_planned_for_another_call(name: str, other: str) -> None:
 
 @pytest.mark.parametrize("name", ["simt", "extend", "extend-wgmma"])
 def test_a_header_that_differs_in_one_word(name: str) -> None:
-    """What tells a call: each of it is compared, a list longer than the workspace's included. Of extend every word."""
+    """Each word of the header that tells a call is compared, and a list longer than the workspace; of extend every word."""
     found, _, plan = right_of(name)
     workspace = found.workspace()
     for number in range(16 if name == "extend" else 9, 16 if found.op == "extend" else 0):
@@ -464,7 +464,7 @@ def _another(name: str, which: int) -> bytes:
 
 @functools.cache
 def _foreign_plans(name: str) -> tuple[bytes, ...]:
-    """Of every other kernel, and of this one for another batch."""
+    """Plans of every other kernel, and of this one for another batch."""
     others = [right_of(other)[2] for other in KERNELS if other != name]
     batches = [Planned(name, totals) for totals in (totals_of(name)[:3], (*totals_of(name), 7))]
     return (*others, *(inside(p.plan(p.workspace())).tobytes() for p in batches))
@@ -547,7 +547,7 @@ def test_memory_of_the_callers() -> None:
 
 
 def test_the_header_is_as_described() -> None:
-    """What the kernels compare is what the planner was called with."""
+    """Kernels compare the header with what the planner was called with."""
     found, _, _ = right_of("tensor")
     workspace = found.plan(found.workspace())
     header = read(workspace, columns_of(found.kernels, found.op)).header

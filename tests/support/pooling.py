@@ -56,10 +56,10 @@ INDEX = presets.vllm_indexer(head_dim=32, page_size=PAGE).model_copy(update={"ra
 INDEX_ROPE = Rope(style="interleaved", theta=1e4, dim=16, part="last")
 # DeepSeek V4's kinds in small: entries of 4 that overlap, latent rows and index keys; of 32, whose groups have two batches;
 # V4.1's of 2, and of single tokens.
-_OVERLAP = ops.Pool(
+_OVERLAP = ops.PoolTokens(
     overlap=True, ape=True, drafts=3, norm=RmsNorm(), rope=ROPE, normed_dtype="same_unrotated"
 )  # fmt: skip
-_INDEX = ops.Pool(
+_INDEX = ops.PoolTokens(
     overlap=True,
     state="paged",
     state_tokens=3,
@@ -70,10 +70,10 @@ _INDEX = ops.Pool(
     hadamard="k",
     pooled_dtype="same",
     normed_dtype="same",
-    turned_dtype="same",
+    rotated_dtype="same",
     latent_out=True,
 )
-_LONG = ops.Pool(
+_LONG = ops.PoolTokens(
     ape=True,
     input_dtype="same",
     norm=RmsNorm(multiply="before", weight_dtype="f32"),
@@ -81,10 +81,10 @@ _LONG = ops.Pool(
     angles="halves",
     latent_out=True,
 )
-_TWO = ops.Pool(
-    drafts=3, state_tokens=8, rope=ROPE, normed_dtype="same", turned_dtype="same", index_dtype="i64"
+_TWO = ops.PoolTokens(
+    drafts=3, state_tokens=8, rope=ROPE, normed_dtype="same", rotated_dtype="same", index_dtype="i64"
 )  # fmt: skip
-_ONE = ops.Pool(norm=RmsNorm(), rope=ROPE, normed_dtype="same", turned_dtype="same", latent_out=True)
+_ONE = ops.PoolTokens(norm=RmsNorm(), rope=ROPE, normed_dtype="same", rotated_dtype="same", latent_out=True)
 _STORE = ops.Append(rows="slots")
 SETS = {
     "overlap": _set("pool_overlap", _latent(4, CODES), _OVERLAP),
@@ -107,13 +107,13 @@ class State:
         return [m.copy() for m in self.memory]
 
 
-def the_op(kernels: KernelSet) -> ops.Pool:
+def the_op(kernels: KernelSet) -> ops.PoolTokens:
     """A set's operation."""
-    (found,) = (op for op in kernels.ops if isinstance(op, ops.Pool))
+    (found,) = (op for op in kernels.ops if isinstance(op, ops.PoolTokens))
     return found
 
 
-def new_state(op: ops.Pool, kernels: KernelSet, batch: Batch, rng: np.random.Generator, most: int) -> State:
+def new_state(op: ops.PoolTokens, kernels: KernelSet, batch: Batch, rng: np.random.Generator, most: int) -> State:
     """A state for `batch`, whose requests have at most `most` tokens: NaN in all rows, canaries around them."""
     pooled, requests = op.pooled(kernels), len(batch.totals)
     if not pooled.gated:

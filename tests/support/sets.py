@@ -263,7 +263,10 @@ RUN = {name: kernels for name, kernels in SETS.items() if CAMPAIGN or name not i
 _COUNT = int(os.environ.get("KVGEN_FAMILY", "0"))
 FAMILY = {s.name: s for s in family_sets(COVER + REST + drawn_family(_SEED, _COUNT) if _COUNT else COVER)}
 # Loads and stores of 16 bytes, chunks of requests, tensor cores: run for every architecture they are generated for.
-BOTH = ("max_paged", "splits", "mla_plain", "mla_rows", "families_balanced", "families_rows", "families_invariant")
+BOTH = (
+    *("max_paged", "splits", "mla_plain", "mla_rows"),
+    *("families_balanced", "families_rows", "families_invariant", "families_narrow"),
+)
 ALL = SETS | FAMILY | ENGINES | QUANTIZED
 
 

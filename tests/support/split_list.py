@@ -1,4 +1,4 @@
-"""What a planner leaves in a workspace, read back, and what a step's chunks must be by its rules."""
+"""A planner's list in a workspace, read back, and the chunks that its rules ask for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kvgen.reference.tables import LIMIT, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.runtime.workspace import Workspace
 from tests.support.memory import CANARY, GUARD, Raw, aligned
+from tests.support.sets import archs_of
 
 _NAMES = ("b", "row", "rows", "tokens", "begin", "end", "index", "num_chunks", "slot", "fault")
 KV_CHUNK = np.dtype([*((name, "<u4") for name in (*_NAMES, "stamp", "unused"))])
@@ -84,7 +85,7 @@ def read(workspace: Workspace, columns: int) -> ChunkList:
     header = inside[:64].view(HEADER)[0]
 
     def stamps(count: int) -> Raw:
-        """What the plan's list has at each place."""
+        """The plan's list at each place."""
         at = np.arange(1, count + 1, dtype=np.uint64) * 0x85EBCA6B + int(header["stamp"])
         return (at & 0xFFFFFFFF).astype(np.uint32)
 
@@ -215,7 +216,7 @@ def balanced(requests: Sequence[Span], sm_parts: int, tile: int) -> list[list[Sp
 
 
 def invariant(requests: Sequence[Span], sm_parts: int, tile: int, chunk: int) -> list[list[Span]]:
-    """The same where a request is cut into `chunk` tokens from its first tile on, and SM parts have as many of these each."""
+    """The list where a request is cut into `chunk` tokens from its first tile on, and SM parts have as many of these each."""
     found = []
     for request in requests:
         first, last = request.tiles(tile)[0] * tile, request.tiles(tile)[-1] * tile + 1
@@ -261,7 +262,8 @@ def hold_whole(requests: Sequence[Span], chunks: Sequence[Span]) -> None:
 
 
 def columns_of(kernels: KernelSet, op: str) -> int:
-    """Blocks that share a chunk, on the set's last architecture, which the CPU machine runs unless it is told another one."""
-    plan = next(o for o in kernels.ops if o.name == op).plan(kernels)[0].on(kernels.arch[-1]).split
+    """Blocks that share a chunk, on the last architecture that tests build the set for: launches are of that one unless they name
+    another."""
+    plan = next(o for o in kernels.ops if o.name == op).plan(kernels)[0].on(archs_of(kernels)[-1]).split
     assert plan is not None
     return plan.columns

@@ -17,6 +17,9 @@ from kvgen.cases.append import AppendCases
 from kvgen.cases.decode import DecodeCases
 from kvgen.cases.gather import GatherCases
 from kvgen.cases.judged import Judged
+from kvgen.cases.operation import cases_of
+from kvgen.cases.scene import Scene
+from kvgen.cases.workload import Workload
 from kvgen.cli.project import generated
 from kvgen.emulator.errors import HostCompilerError
 from kvgen.errors import DeviceError
@@ -31,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EVERY = {
     "layout_f32": ("append", "gather", "decode"),
     "llama3_8b_kivi": ("seal",),
-    "layout_vllm_hnd": ("extend",),
+    "layout_sglang": ("extend", "to_dense"),
     "deepseek_v3_fp8": ("mla_decode", "mla_sparse"),
     "engine_deepseek_v3": (
         *("append_slots", "gather_rows", "remap_topk", "list_keys", "combine_lists", "mla_plan", "mla_decompress", "convert"),
@@ -85,12 +88,12 @@ def test_each_file_of_an_operation_runs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_operation_is_run() -> None:
-    """Between them, EVERY's sets have all operations but to_dense, which is below, and custom, which is in tests/custom."""
+    """Between them, EVERY's sets have all operations but custom, which is in tests/custom."""
     met = set()
     for name, names in EVERY.items():
         kernels = load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")[0].kernels
         met |= {op_of(kernels, op).kind for op in names}
-    assert met == {op.kind for op in ops.ALL} - {"to_dense"}
+    assert met == {op.kind for op in ops.ALL}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "specs").glob("*.py")))
@@ -103,6 +106,15 @@ def test_caches_of_every_set_are_taken(name: str) -> None:
                 for workload in (*batches(kernels, op, quick=True), hostile_batch(kernels, op)):
                     case = case_of(kernels, op, package, workload, 0)
                     package.Cache(**case.before.pools, **case.before.tables)
+
+
+def test_scales_of_counted_calls_are_numbers() -> None:
+    """A scale of 0 would be a fault, which a call that is counted or timed must not have."""
+    with verifier("engine_qwen3_fp8") as v:
+        scene = Scene(v.kernels, v.package, Workload("two", (20, 9), (3, 1)))
+        calls = [cases_of(op).call(scene) for op in v.kernels.ops if cases_of(op).counted]
+        found = [array for call in calls for name, array in call.arrays.items() if name in ("q_scale", "out_scale")]
+        assert found and all((array == 1).all() for array in found)
 
 
 def in_this_run(name: str, op: str) -> bool:
@@ -207,7 +219,7 @@ def test_every_changed_byte_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("op", ["decode", "append"])
 def test_numbers_that_are_too_far_off_are_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel computes is held to its bound: attention, and rows that RoPE turns."""
+    """A kernel's results are held to their bound: attention, and rows that RoPE rotates."""
     name = {"decode": "layout_f32", "append": "engine_llama3_8b"}[op]
     cases_type: Any = {"decode": DecodeCases, "append": AppendCases}[op]
     real = cases_type.compare

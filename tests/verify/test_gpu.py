@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.cases import operation, token_rows
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import Scene
 from kvgen.cases.workload import Workload
@@ -24,7 +25,6 @@ from kvgen.errors import DeviceError
 from kvgen.runtime import gpu as backend
 from kvgen.runtime.tensor_map import encode
 from kvgen.schema.loader import load_file
-from kvgen.verify import timing
 from kvgen.verify.bandwidth import BYTES_AT_MOST, PIECE, Reading, bandwidth_unit, filler, read_bandwidth
 from kvgen.verify.batches import batches
 from kvgen.verify.calibrate import Calibration, calibrate, calibrate_unit
@@ -44,8 +44,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_device_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cases and times on device memory, whose launches the CPU machine makes: all right, and every number adds up."""
     kernels = load_file(ROOT / "specs" / f"{name}.py", f"specs/{name}.py")[0].kernels
-    monkeypatch.setattr(timing, "STEPS", ((3, 40, 1), (1, 20, 20)))
-    monkeypatch.setattr(timing, "READS", (2, 40))
+    monkeypatch.setattr(token_rows, "STEPS", ((3, 40, 1), (1, 20, 20)))
+    monkeypatch.setattr(operation, "READS", (2, 40))
     image = compile_unit(bandwidth_unit(), "sm_90a", "ptx", cache=default_cache())
     with generated(ROOT / "generated", name) as package:
         driver = EmulatedDriver([package], build([image.data.decode()], mode="check"))
@@ -68,7 +68,7 @@ def test_device_arrays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_fewest_bytes_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one request times the requests are, nearly, those of the batch."""
+    """The fewest bytes of one request times the requests are, nearly, those of the batch."""
     kernels = load_file(ROOT / "specs" / "layout_f32.py", "specs/layout_f32.py")[0].kernels
     with generated(ROOT / "generated", "layout_f32") as package:
         timer = Timer(None, kernels, package, None, read_gb_s=1.0)  # type: ignore[arg-type]

@@ -33,9 +33,9 @@ from kvgen.schema.loader import LoadedSet
 HANDFUL: Final[tuple[tuple[str, Arch, Kind], ...]] = (
     ("state_qwen3_next/copy_pages", "sm_90a", "cubin"),
     ("state_qwen3_next/zero_pages", "sm_80", "cubin"),
-    ("deepseek_v4_flash_c4/remap_indices", "sm_90a", "cubin"),
+    ("deepseek_v41_flash_c2/remap_indices", "sm_90a", "cubin"),
     ("layout_ragged/extend_sm_90a", "sm_90a", "ptx"),
-    ("nvfp4_rows/append", "sm_90a", "cubin"),
+    ("mxfp4/append", "sm_90a", "cubin"),
     ("llama3_70b_tp8/append", "sm_100f", "cubin"),
     ("llama3_70b_tp8/append", "sm_120f", "cubin"),
 )
@@ -88,14 +88,16 @@ def _candidates(loaded: LoadedSet, files: Mapping[str, File], prefix: str) -> It
 
 
 def _sets_of_tests() -> Iterable[KernelSet]:
-    """Sets that have the templates which no spec of specs/ uses."""
+    """Sets with lines of templates that no spec of specs/ renders."""
+    from tests import sets
     from tests.ops.test_gather import RUNS
     from tests.ops.test_indexer_query import KERNELS, PACKED
     from tests.ops.test_mla_sources import SETS as SOURCES
     from tests.support.append_sets import SETS as APPENDS
     from tests.support.page_lists import SETS as LISTS
 
-    return (*RUNS.values(), KERNELS, PACKED, *SOURCES, *APPENDS.values(), *LISTS.values())
+    own = (item.kernels for item in sets.loaded())
+    return (*own, *RUNS.values(), KERNELS, PACKED, *SOURCES, *APPENDS.values(), *LISTS.values())
 
 
 def every_template() -> list[Job]:

@@ -244,7 +244,7 @@ def shape(
 
 
 def _bytes(cache: Cache, columns: int, s: Shape) -> tuple[int, int, int]:
-    """Of shared memory: a stage of the ring, the results of teams (or what the merge of chunks needs), and the rest."""
+    """Bytes of shared memory: a stage of the ring, the results of teams (or what the merge of chunks needs), and the rest."""
     k, v = operands(cache, columns, s.heads)
     plain = k.segment.quant is None and v.segment.quant is None
     query = k.steps * s.cols // 8 * 256 + 4 * s.cols * ((not plain) + k.query_sums)
@@ -264,7 +264,7 @@ def _shared(cache: Cache, columns: int, s: Shape) -> int:
 
 
 def carried_by_weights(cache: Cache, n_tiles: int) -> bool:
-    """Whether weights carry V's scales, powers of two, where all columns see all tokens: where that is fewer multiplications,
+    """Weights carry V's scales, powers of two, where all columns see all tokens: where that is fewer multiplications,
     for so many tiles of 8 columns, than one an element."""
     _, v = operands(cache)
     scales = v.segment.scales

@@ -57,7 +57,7 @@ class DecodeProblem:
         )
 
     def digest(self, fit: Fit, split: SplitPlan | None) -> int:
-        """Of the operation, its split and the planner's unit."""
+        """A digest of the operation, its split and the planner's unit."""
         call = self.call
         return plan_digest(self.kernels, self.name, split, call.attend, call.rows, fit.tile, self.cross)
 

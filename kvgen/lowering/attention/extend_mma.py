@@ -135,7 +135,7 @@ def _plain(cache: Cache) -> bool:
 
 
 def _bytes(cache: Cache, s: Shape) -> tuple[int, int, int, int]:
-    """Of shared memory: a stage of the ring, results, Q, and the rest."""
+    """Bytes of shared memory: a stage of the ring, results, Q, and the rest."""
     k, v = operands(cache)
     stage = s.tokens * (k.pitch + v.pitch) + sum(x.stage_bytes(s.tokens) for x in (k, v))
     held = sum(x.expanded_bytes(s.tokens) for x in (k, v)) + 4 * s.cols * (not _plain(cache))

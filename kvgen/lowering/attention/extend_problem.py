@@ -107,7 +107,7 @@ class ExtendProblem:
         )
 
     def digest(self, fit: Fit, split: SplitPlan | None) -> int:
-        """Of the operation, its split and the planner's unit."""
+        """A digest of the operation, its split and the planner's unit."""
         return plan_digest(self.kernels, self.name, split, self.call.attend, self.chunk, fit.tile, self.cross)
 
     def planner(self, fit: Fit, call: AttentionCall) -> KernelPlan:

@@ -230,7 +230,7 @@ def _span(operand: Operand) -> Literal[32, 64, 128]:
 
 
 def widens(cache: Cache) -> bool:
-    """Whether K and V are of codes."""
+    """K and V are of codes."""
     return cache.quants["k"] is not None
 
 

@@ -72,7 +72,7 @@ def _row_of(cache: Cache) -> CodedRow | None:
 
 
 def _with_scales(codes: Segment, end: int) -> CodedRow | None:
-    """The same row, by where its scales lie: behind its bytes, or in whole words apart."""
+    """A row of these codes, by where its scales lie: behind its bytes, or in whole words apart."""
     scales = codes.scales
     assert scales is not None and scales.region is not None
     size, group = codes.size, scales.block[2]
@@ -87,7 +87,7 @@ def _with_scales(codes: Segment, end: int) -> CodedRow | None:
 
 
 def _in_bytes(segment: Segment, nbytes: int) -> bool:
-    """Whether a row's part is a run of whole accesses."""
+    """A row's part is a run of whole accesses."""
     region = segment.region
     return region.run == segment.size and region.vector * nbytes == 16 and _step(segment) % 16 == 0
 

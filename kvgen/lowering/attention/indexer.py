@@ -51,7 +51,7 @@ class IndexerShape:
 
 
 def indexer_shape(kernels: KernelSet, rows: int, *, lists: bool = False) -> IndexerShape:
-    """What a block of a set's kernel has, for `rows` rows of q at once; raises ValueError where the cache is none that it can
+    """The work of a block of a set's kernel, for `rows` rows of q at once; raises ValueError where the cache is none that it can
     score. `lists`: rows have lists of keys."""
     cache, heads = kernels.kv, kernels.q_heads
     row_bytes = _row_bytes(cache)

@@ -60,29 +60,29 @@ class AttentionContext:
 
     @property
     def hides(self) -> bool:
-        """Whether one query head or row may see a token that another at its position does not."""
+        """One query head or row may see a token that another at its position does not."""
         return self.masked or self.traced
 
     @property
     def spelled_mask(self) -> bool:
-        """Whether the kernel spells its mask out: the device library has causal order, a causal window or chunk, and no mask."""
+        """The kernel spells its mask out: the device library has causal order, a causal window or chunk, and no mask."""
         if self.chunk:
             return bool(self.window or self.later)
         return self.later and (bool(self.window) or not self.early_rows_see)
 
     @property
     def early_rows_see(self) -> bool:
-        """Whether rows before the first token, of requests with more rows than tokens, see what one at the first does."""
+        """Rows before the first token see the tokens that a row at the first one sees: of requests with more rows than tokens."""
         return not (self.causal or self.chunk or self.ahead or self.block)
 
     @property
     def asks(self) -> bool:
-        """Whether every score is looked at: by visible(), by score(), or both."""
+        """Every score is looked at: by visible(), by score(), or both."""
         return self.masked or not self.plain
 
 
 def c_name(name: str) -> str:
-    """What a tensor, scalar or extent of a score function is called in C."""
+    """The name in C of a tensor, scalar or extent of a score function."""
     return f"score_{name}"
 
 
@@ -237,7 +237,7 @@ def _extent(axis: str) -> str:
 
 
 def _names(score: Score, kernels: KernelSet) -> Names:
-    """What a score function's arguments are called in a kernel."""
+    """The names of a score function's arguments in a kernel."""
     tensors = {}
     for name, tensor in score.tensors.items():
         extents = tuple(c_name(_extent(a)) if isinstance(a, str) else a for a in _shape(tensor, kernels))

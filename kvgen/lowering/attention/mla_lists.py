@@ -26,7 +26,7 @@ class ListContext:
 def list_params(
     names: Sequence[str], spaces: Sequence[str], classes: Sequence[str], *, planned: bool = False
 ) -> tuple[Param, ...]:
-    """What a call brings of each list: of the set's own cache, then of the others, each with its cache before it. Plans are
+    """The arguments of each list: of the set's own cache, then of the others, each with its cache before it. Plans are
     made of lengths, which are then no option."""
     found: list[Param] = []
     for name, space, cache in zip(names, spaces, classes, strict=True):

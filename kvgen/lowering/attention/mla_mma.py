@@ -38,12 +38,12 @@ class SharedBytes:
 
     @property
     def stage(self) -> int:
-        """What one more stage takes."""
+        """Bytes that one more stage takes."""
         return self.rows + self.addresses
 
     @property
     def shared(self) -> tuple[int, ...]:
-        """What is there for all stages, without what this kernel does not have."""
+        """Bytes of each part that all stages have together, without parts that this kernel does not have."""
         return tuple(n for n in (self.query, self.scores, self.weights, self.columns, self.scales) if n)
 
     @property

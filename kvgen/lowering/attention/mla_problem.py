@@ -52,7 +52,7 @@ class MlaProblem:
 
     @property
     def reads_tables(self) -> bool:
-        """Whether a request's page table names rows."""
+        """A request's page table names rows."""
         return not self.lists
 
     @cached_property
@@ -81,7 +81,7 @@ class MlaProblem:
         )
 
     def digest(self, fit: Fit, split: SplitPlan | None) -> int:
-        """Of the operation, its split and the planner's unit."""
+        """A digest of the operation, its split and the planner's unit."""
         return plan_digest(self.kernels, self.name, split, self.call.attend, self.call.rows, fit.tile)
 
     def planner(self, fit: Fit, call: AttentionCall) -> KernelPlan:

@@ -93,7 +93,7 @@ def check_row(cache: Cache, at: str) -> None:
 
 
 def _unit_bytes(segment: Segment) -> int:
-    """What a thread keeps of a row, scales in whole words."""
+    """Bytes that a thread keeps of a row, scales in whole words."""
     codes, scales = UNIT * segment.region.dtype.bits // 8, segment.scales
     if scales is None:
         return codes

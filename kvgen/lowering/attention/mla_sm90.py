@@ -180,7 +180,7 @@ def _record(cache: Cache) -> Record | str:
 
 
 def _copied(codes: Segment, more: Sequence[Segment], cache: Cache) -> Record | str:
-    """Of rows of 16 bits throughout."""
+    """The record of rows of 16 bits throughout, or why threads do not take them."""
     end = codes.size
     for part in more:
         if part.region.byte_offset - codes.region.byte_offset != 2 * end or not _follows(codes, part, cache):
@@ -192,7 +192,7 @@ def _copied(codes: Segment, more: Sequence[Segment], cache: Cache) -> Record | s
 
 
 def _follows(codes: Segment, plain: Segment, cache: Cache) -> bool:
-    """Whether dims of 16 bits lie a fixed way behind their row's codes, in whole accesses."""
+    """Dims of 16 bits lie a fixed way behind their row's codes, in whole accesses."""
     region = plain.region
     beside = plain.base == codes.base and _step(plain) == _step(codes)
     whole = region.run == plain.size and region.vector == 8 and plain.begin % PANEL == 0 and plain.size % PANEL == 0
@@ -200,7 +200,8 @@ def _follows(codes: Segment, plain: Segment, cache: Cache) -> bool:
 
 
 def _scale_bytes(codes: Segment, scales: Scales, cache: Cache) -> tuple[int, int, int] | str:
-    """Of half of V's dims, from those to the other half's, and of an access; or why threads do not take them."""
+    """Bytes of the scales of half of V's dims, from them to the other half's, and of an access; or why threads do not take
+    them."""
     tokens, heads, dims = scales.block
     if scales.region is None or scales.zero or (tokens, heads) != (1, 1):
         return "scales are given, have zero points, or are of several tokens"
@@ -252,7 +253,7 @@ def _context(problem: MlaProblem, records: tuple[Record, ...], d: AttentionCall)
 
 
 def _records(kinds: Sequence[Record], records: Sequence[Record], spaces: Sequence[str]) -> tuple[RecordContext, ...]:
-    """What the template reads of the different ones of the caches' records."""
+    """The different records of the caches, as the template reads them."""
     lists = [tuple(n for n, r in enumerate(records) if r == kind) for kind in kinds]
     return tuple(
         RecordContext(

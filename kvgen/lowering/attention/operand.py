@@ -113,22 +113,22 @@ class Operand:
 
     @property
     def given(self) -> bool:
-        """Whether the caller brings the scale."""
+        """The caller brings the scale."""
         return self.path == "given"
 
     @property
     def grouped(self) -> bool:
-        """Whether scales are of groups of dims, and multiply elements."""
+        """Scales are of groups of dims, and multiply elements."""
         return self.path.endswith("_groups")
 
     @property
     def zero(self) -> bool:
-        """Whether codes have zero points."""
+        """Codes have zero points."""
         return self.segment.scales is not None and self.segment.scales.zero
 
     @property
     def global_scale(self) -> bool:
-        """Whether scales lie under a scale of the whole tensor."""
+        """Scales lie under a scale of the whole tensor."""
         return bool(self.segment.global_scale)
 
     @cached_property
@@ -139,24 +139,24 @@ class Operand:
 
     @cached_property
     def powers(self) -> bool:
-        """Whether scales are powers of two of groups of dims (device/attention/tile_powers.cuh)."""
+        """Scales are powers of two of groups of dims (device/attention/tile_powers.cuh)."""
         scales = self.segment.scales
         return scales is not None and scales.dtype.name == "e8m0" and (self.grouped or self.groups > 1)
 
     @property
     def bf16(self) -> bool:
-        """Whether codes are widened to bf16 (device/attention/bf16_codes.cuh), whose exponents have room for such scales."""
+        """Codes are widened to bf16 (device/attention/bf16_codes.cuh), whose exponents have room for such scales."""
         return self.powers and self.path != "token"
 
     @cached_property
     def tables(self) -> bool:
-        """Whether a group's scale becomes a table of products with codes (device/attention/fp4_tables.cuh)."""
+        """A group's scale becomes a table of products with codes (device/attention/fp4_tables.cuh)."""
         quant = self.segment.quant
         return quant is not None and quant.recipe == "max" and self.grouped
 
     @cached_property
     def direct(self) -> bool:
-        """Whether scales of groups are converted as products take them: e4m3, two groups in 16 bytes of codes, four in a copied
+        """Scales of groups are converted as products take them: e4m3, two groups in 16 bytes of codes, four in a copied
         word (GroupBytes of device/attention/tile_scales.cuh)."""
         segment, scales = self.segment, self.segment.scales
         if scales is None or not self.grouped or self.tables or scales.zero:
@@ -168,13 +168,13 @@ class Operand:
 
     @cached_property
     def integer(self) -> bool:
-        """Whether codes are integers."""
+        """Codes are integers."""
         quant = self.segment.quant
         return quant is not None and quant.codes.name in ("i8", "u8", "i4", "u4")
 
     @cached_property
     def biased(self) -> bool:
-        """Whether products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
+        """Products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
         return self.integer and self.path in ("token", "given")
 
     @cached_property
@@ -187,12 +187,12 @@ class Operand:
 
     @property
     def sums(self) -> bool:
-        """Whether sums of q bring K's codes back."""
+        """Sums of q bring K's codes back."""
         return self.query_sums > 0
 
     @cached_property
     def whole_groups(self) -> bool:
-        """Whether products take the dims of each group of scales together: those of 16 bytes, up to whole 32 bytes of a row."""
+        """Products take the dims of each group of scales together: those of 16 bytes, up to whole 32 bytes of a row."""
         scales = self.segment.scales
         assert scales is not None
         dims = -(-self.bytes // 32) * 256 // self.bits
@@ -200,7 +200,7 @@ class Operand:
 
     @cached_property
     def _of_sums(self) -> bool:
-        """Whether computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer
+        """Computed scales, and zero points, multiply sums of products in place of elements: where that takes fewer
         instructions, and sums of all groups have room in registers."""
         scales = self.segment.scales
         assert scales is not None
@@ -255,7 +255,7 @@ class Operand:
 
     @cached_property
     def scales_aligned(self) -> bool:
-        """Whether copies can begin at the scales of every pool: TileScales::kAligned."""
+        """Copies can begin at the scales of every pool: TileScales::kAligned."""
         scales = self.segment.scales
         if scales is None or self.path in ("none", "given"):
             return True
@@ -348,7 +348,7 @@ class Operand:
 
 
 def _adjacent(region: Region, run: int, heads: int) -> int:
-    """Of `run` elements side by side, which are those of `heads` heads, how many the widest access has that straddles no run."""
+    """Elements of the widest access that straddles no run, of `run` elements side by side, those of `heads` heads."""
     strides = zip(region.axes, region.fixed_strides, strict=True)
     steps = [n * heads if a.name == "head" else n for a, n in strides if n is not None and a.name != "dim"]
     return math.gcd(run, 16 // region.dtype.bytes, region.byte_offset // region.dtype.bytes, *steps)

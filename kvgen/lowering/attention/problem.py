@@ -18,7 +18,7 @@ from kvgen.schema.cache import Cache
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What every attention kernel over chunks has: what attention/chunks.j2 reads.
+    """The facts of a call that every attention kernel over chunks has, and that attention/chunks.j2 reads.
 
     `rows` of a request at most, times the `group` query heads of a kv head, are its columns. The LSE is to base 2 if
     `lse_base_two`, counts the sinks if `lse_sinks`, and where a row sees no key it is inf if `lse_inf`, else -inf. `q_scaled`,
@@ -101,7 +101,7 @@ class Fit:
 
 
 class Problem(Protocol):
-    """What `choose` and `plans` ask of a call of any operation."""
+    """The questions of `choose` and `kernel_plans` to a call of any operation."""
 
     @property
     def name(self) -> str:
@@ -117,11 +117,11 @@ class Problem(Protocol):
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """What a call brings, in the order of the kernel's signature; q and out aligned to one element."""
+        """The parameters of a call, in the order of the kernel's signature; q and out aligned to one element."""
 
     @property
     def reads_tables(self) -> bool:
-        """Whether page tables or lengths are read."""
+        """Page tables or lengths are read."""
 
     def grid(self, fit: Fit, call: AttentionCall) -> Expr:
         """Blocks of a launch."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvgen.architectures import Architecture
+from kvgen.architectures import ARCHITECTURES, Architecture
 
 # Scores may pass a column's maximum by 2^8 before row_max rises: f16 weights stay below 2^16 by far, sums in f32.
 SLACK: Final = 8
-# kSharedKb of device/memory/ring.cuh: a block's largest share of a multiprocessor's memory where that is 228 KB.
-_KB: Final = {228: 227, 164: 164, 100: 100}
-LARGEST: Final = max(_KB)  # KB of a multiprocessor's shared memory
+LARGEST: Final = max(a.shared for a in ARCHITECTURES.values()) >> 10  # KB of a multiprocessor's shared memory
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Stages:
     @staticmethod
     def on(arch: Architecture, count: int) -> Stages:
         """`count` tiles on this architecture."""
-        return Stages(((_KB[arch.shared >> 10], count),))
+        return Stages(((arch.shared >> 10, count),))
 
     def merged(self, other: Stages) -> Stages | None:
         """The tiles of both; None where both have the same memory and other numbers of tiles."""
@@ -35,7 +33,7 @@ class Stages:
 
     @property
     def same(self) -> bool:
-        """Whether every architecture has as many tiles."""
+        """Every architecture has as many tiles."""
         return len({count for _, count in self.choices}) == 1
 
     @property

@@ -92,7 +92,7 @@ def most_seen(kernels: KernelSet, rows: int, mask: Mask) -> int:
 
 
 def new_in_length(kernels: KernelSet, cross: bool = False) -> bool:
-    """Whether lengths are all tokens that there are: rows' own are counted, or rows have none (`cross`)."""
+    """Lengths count all tokens that there are: rows' own are counted, or rows have none (`cross`)."""
     return cross or kernels.kv.lengths == "after"
 
 

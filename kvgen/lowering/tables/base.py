@@ -1,8 +1,9 @@
-"""What a form of page table is to its kernels: a part of the cache's struct, a file of macros, lists of entries."""
+"""A form of page table to its kernels: a part of the cache's struct, a device type, a file of macros, lists of entries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Literal
 
 from kvgen.plan.params import Array, Size
@@ -43,7 +44,8 @@ class EntryList:
 class TableForm:
     """A cache's page table as its kernels see it.
 
-    `template` is the file of templates/cache/ that holds its macros, `fields` is its part of the cache's struct, `array` the
+    `template` is the file of templates/cache/ with the macros of its entries; `policy` is the device type that finds pages, which
+    `header` in device/cache/ has ("" of states, which have no pages). `fields` is its part of the cache's struct, `array` the
     field that has the page ids, `ids` are their names in PageIds and `entries` where they lie. `vector` entries are read at
     once, `window` tokens of a request stay (0: all), in a ring whose columns pages take in turn (`wraps`).
 
@@ -56,6 +58,7 @@ class TableForm:
     fields: tuple[Array | Size, ...]
     array: str
     entries: tuple[EntryList, ...]
+    policy: str = ""
     ids: tuple[str, ...] = ("id",)
     vector: int = 1
     window: int = 0
@@ -64,6 +67,11 @@ class TableForm:
     copied_whole: bool = False
     fresh: tuple[int | str, ...] = ("B",)
     rewritten_as: tuple[Literal["csr", "dense"], ...] = ()
+
+    @property
+    def header(self) -> str:
+        """The header of `policy`."""
+        return f"tables/{PurePath(self.template).stem}.cuh"
 
     def new_table(self, doc: str, *, scales: bool = False, in_place: bool = False) -> tuple[Array | Size, ...]:
         """The new table that a call brings, of the form of the old one, and its stride; `in_place`: it may be the old one."""

@@ -36,6 +36,7 @@ def form(cache: AnyCache, table: CSR) -> TableForm:
         fields.append(Array("last_page_len", index, ("B",), untrusted=True, doc=doc, field=field))
     return TableForm(
         template="cache/csr_last.j2" if table.last_page_len else "cache/csr.j2",
+        policy="CsrLastTable" if table.last_page_len else "CsrTable",
         fields=tuple(fields),
         array="page_indices",
         entries=(EntryList("page_indices"),),

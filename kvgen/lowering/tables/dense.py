@@ -51,6 +51,7 @@ def form(cache: AnyCache, table: Dense) -> TableForm:
         )
     return TableForm(
         template="cache/dense.j2",
+        policy="DenseTables" if own_scales else "DenseTable",
         fields=tuple(fields),
         array="page_table",
         entries=tuple(entries),

@@ -13,6 +13,7 @@ def form(cache: AnyCache, table: Indirect) -> TableForm:
     """Rows are those of all requests there are, not of the batch."""
     return TableForm(
         template="cache/indirect.j2",
+        policy="IndirectTable",
         fields=(
             Array(
                 "req_to_token",

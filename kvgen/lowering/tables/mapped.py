@@ -13,6 +13,7 @@ def form(cache: AnyCache, table: Mapped) -> TableForm:
     """Rows are those of all requests there are, not of the batch."""
     return TableForm(
         template="cache/mapped.j2",
+        policy="MappedTable",
         fields=(
             Array(
                 "page_table",

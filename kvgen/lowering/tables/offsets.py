@@ -15,6 +15,7 @@ def form(cache: AnyCache, table: Offsets) -> TableForm:
     field = cache_kind(cache).table_field
     return TableForm(
         template="cache/offsets.j2",
+        policy="OffsetsTable",
         fields=(Array("kv_offsets", table.dtype, ("B+1",), untrusted=True, doc=doc, field=field),),
         array="kv_offsets",
         entries=(),

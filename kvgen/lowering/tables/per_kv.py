@@ -14,6 +14,7 @@ def form(cache: AnyCache, table: PerKV) -> TableForm:
     doc, field = "page ids of each request", cache_kind(cache).table_field
     return TableForm(
         template="cache/per_kv.j2",
+        policy="PerKvTable",
         fields=(
             Array("page_table", table.dtype, ("B", 2, "M"), strided=True, untrusted=True, doc=doc, field=field),
             Size("table_stride", "i64", "page_table.stride"),

@@ -14,6 +14,7 @@ def form(cache: AnyCache, table: Ring) -> TableForm:
     doc, field = "page ids of each request", cache_kind(cache).table_field
     return TableForm(
         template="cache/ring.j2",
+        policy="RingTable",
         fields=(
             Array("page_table", table.dtype, ("B", "M"), strided=True, untrusted=True, doc=doc, field=field),
             Size("table_stride", "i64", "page_table.stride"),

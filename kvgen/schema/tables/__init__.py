@@ -4,8 +4,9 @@ Every form answers one question, "which page holds logical page i of request b",
 an id outside the pool is reported and skipped, never followed. An id is the entry times `id_multiplier`, checked after
 scaling (an engine whose table counts big pages hands kvgen small ones).
 
-A form is four files of one name: here what a user gives, in `kvgen/lowering/tables/` what kernels see of it, in
-`kvgen/reference/tables/` how the oracles read it, in `templates/cache/` its device text.
+A form is five files of one name: here what a user gives, in `kvgen/lowering/tables/` what kernels see of it, in
+`kvgen/reference/tables/` how the oracles read it, in `templates/device/cache/tables/` how kernels find a page, in
+`templates/cache/` where operations that rewrite tables find an entry.
 """
 
 from __future__ import annotations

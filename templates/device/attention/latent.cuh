@@ -1,4 +1,4 @@
-// Pieces of attention over latent rows, one row for keys and values of all heads (ops/mla_decode.cu.j2).
+// Pieces of attention over latent rows, one row for keys and values of all heads (ops/mla_mma.cu.j2).
 #pragma once
 
 #include "fragments.cuh"

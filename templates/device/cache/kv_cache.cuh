@@ -1,6 +1,6 @@
 // One K or V cache of a layer: the surface that kernels written against Modular MAX's KVCacheT know, over any layout.
 //
-// cache.cuh gives a role struct for K and for V (element types, sizes, places); everything here follows from it. Tokens are
+// cache.cuh gives a role for K and for V (CacheRole: element types, sizes, places); everything here follows from it. Tokens are
 // logical: counted from a request's first. A bad page id, a token past the table, or one that a ring does not reach: load gives
 // 0, store is dropped, a pointer is null. The same holds for values that are no elements of `dtype`: dims of a RoPE part of
 // another type, and tokens that wait in a tail until they are quantized. A call that a layout cannot serve is a compile-time
@@ -17,6 +17,48 @@ struct KVCacheStaticParams {
   uint32_t num_heads, head_size;
   bool is_mla;
 };
+
+template <typename Segment>
+constexpr uint32_t kDimsOf = Segment::kSize;
+template <>
+constexpr uint32_t kDimsOf<void> = 0;
+
+// K or V of a cache. `MainPart` is the segment of its rows; of latent rows of two types it has the latent part, `RopePart` the
+// other one. kRow and kScaleRow: from one token's row to the next, as page strides count.
+template <typename Cache, typename MainPart, typename RopePart = void>
+struct CacheRole {
+  using Main = MainPart;
+  using Rope = RopePart;
+  using Compute = typename Main::Compute;
+  using Element = typename Main::Element;
+  using Scale = typename Main::Scale;
+  static constexpr uint32_t kHeads = Cache::kHeads, kDim = Main::kSize + kDimsOf<Rope>, kPageSize = Cache::kPageSize;
+  static constexpr bool kIsMla = Cache::kIsMla, kScaled = Main::kRecipe != Recipe::none;
+  static constexpr uint32_t kScaledDims = Main::kSize, kGranularity = Main::kBlockDims;  // dims of a scale
+  static constexpr uint32_t kRow = Main::kRow, kScaleRow = Main::kScaleRow;
+
+  template <uint32_t N, typename Out>
+  __device__ static __forceinline__ void load(Vec<Out, N>& out, const Cache& cache, const typename Cache::Page& page, uint32_t token,
+                                              uint32_t head, uint32_t dim) {
+    if constexpr (!kSame<Rope, void>) {
+      if (dim >= Rope::kBegin) return load_elements<Rope, N>(out, cache, page, token, head, dim - Rope::kBegin);
+    }
+    load_elements<Main, N>(out, cache, page, token, head, dim);
+  }
+  template <typename Ids>
+  __device__ static uint64_t page_id(const Ids& ids) { return Main::page_id(ids); }
+  __device__ static int64_t page_stride(const Cache& cache) { return Main::page_stride(cache); }
+  __device__ static typename Main::ScalePointer scales_begin(const Cache& cache) { return Main::scales_begin(cache); }
+  template <typename Ids>
+  __device__ static uint64_t scale_page_id(const Ids& ids) { return Main::scale_page_id(ids); }
+  __device__ static int64_t scale_page_stride(const Cache& cache) { return Main::scale_page_stride(cache); }
+};
+
+// Of a cache without V, whose cache.cuh has no get_value_cache of its own.
+template <typename Cache>
+__device__ void get_value_cache(const Cache&) {
+  static_assert(kNever<Cache>, "get_value_cache: this cache stores K only; where rows are latent, V is their first dims");
+}
 
 // The most rows that a tensor map has, so a row that none holds: TMA fills the tile with zeros.
 constexpr uint32_t kNoRow = 0x7fffff00u;

@@ -19,6 +19,15 @@ enum class Recipe : uint32_t {
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
 
+// What a segment whose elements have no scales says of them.
+struct NoScales {
+  using Scale = float;
+  using ScalePointer = Scale*;
+  static constexpr Recipe kRecipe = Recipe::none;
+  static constexpr bool kZero = false;
+  static constexpr uint32_t kScaleVector = 1, kBlockHeads = 1, kBlockDims = 1, kResidual = 0, kScaleRow = 0;
+};
+
 template <typename A, typename B>
 constexpr bool kSame = false;
 template <typename A>

@@ -6,7 +6,7 @@
 
 // Shared memory of a multiprocessor, in KB.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-constexpr uint32_t kSharedKb = 227;
+constexpr uint32_t kSharedKb = 228;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 800
 constexpr uint32_t kSharedKb = 164;
 #else
