@@ -108,7 +108,7 @@ __device__ __forceinline__ int32_t buffer_row(const BufferPlace& place, int64_t 
 
 // Stores a row's list in the buffer to to[0, columns), a lane of a warp every 32nd column: entries, those that `picked` names of
 // the first `entries.count` columns (null: all, in order), then the tokens of `tokens`, then -1. A pick that is no entry the row
-// sees is -1. Whether one of the others lies outside the buffer, in place of which there is -1, and a report.
+// sees is -1. Returns true if another entry lies outside the buffer: it is -1 then, and reported.
 __device__ __forceinline__ bool store_buffer_rows(int32_t* to, const int32_t* picked, const KeyRun& entries, uint32_t seen, const KeyRun& tokens,
                                                   const BufferPlace& place, uint32_t columns, uint64_t* errors) {
   bool lost = false;

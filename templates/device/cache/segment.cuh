@@ -19,7 +19,7 @@ enum class Recipe : uint32_t {
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
 
-// What a segment whose elements have no scales says of them.
+// Scale members of a segment without scales.
 struct NoScales {
   using Scale = float;
   using ScalePointer = Scale*;
