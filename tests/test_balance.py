@@ -109,7 +109,7 @@ def template_calls(plain: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def dead_arithmetic(plain: str) -> list[str]:
-    """Arithmetic that a specialisation has no use for: factors and divisors of 1, terms of 0, loops of one trip, functions of nothing."""
+    """Arithmetic without a use: factors and divisors of 1, terms of 0, loops of one trip, functions of nothing."""
     rules = (
         r"[%/] 1\b(?!\.)(?! <<)",
         r"(?<![\w)\]] )(?<=[\w)\]]) \* 1\b(?![.\d])",
