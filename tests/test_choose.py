@@ -82,6 +82,25 @@ def _without_params(value: Any) -> Any:
     return tuple(_without_params(v) for v in value) if isinstance(value, tuple) else value
 
 
+def test_a_plan_is_known_by_its_division() -> None:
+    """A kernel takes the plans of its architecture's planner; where two architectures take each other's plans, workspaces, tiles,
+    columns and chunks are the same in both."""
+    apart = 0
+    for kernels in ALL.values():
+        for op in (op for op in kernels.ops if isinstance(op, ATTENTION) and len(op.kernel_names()) > 1):
+            kernel, planner = op.plan(kernels)
+            divided = defaultdict(set)
+            for arch in kernels.arch:
+                context: Any = planner.on(arch).context
+                call: Any = kernel.on(arch).context
+                assert call.d.plan_digest == context.digest != 0, (kernels.name, op.name, arch)
+                unit = context.tile, getattr(context, "cols", 0), context.chunk_tokens
+                divided[context.digest].add((kernel.on(arch).split, *unit))
+            assert all(len(found) == 1 for found in divided.values()), (kernels.name, op.name)
+            apart += len(divided) > 1
+    assert apart
+
+
 # A new architecture is two files and a line: its row of the table, a candidate's module and its template. ------------------
 
 

@@ -10,8 +10,9 @@ from typing import Final
 
 import pytest
 
-from kvgen import ops
+from kvgen import KernelSet, Paged, ops
 from kvgen.cases.operation import Cases, cases_type
+from kvgen.errors import SpecError
 from kvgen.paths import templates_root
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,14 @@ def test_an_operation_is_five_files_of_one_name(op: type[ops.Append]) -> None:
 def test_an_operation_is_documented(op: type[ops.Append]) -> None:
     pages = [p.read_text(encoding="utf-8") for p in (ROOT / "docs").glob("*.md")]
     assert any(f"{op.__name__}`" in page or f"{op.__name__}(" in page for page in pages)
+
+
+def test_a_word_is_answered_with_its_operation() -> None:
+    """In place of operations a spec may get their kinds: each is told the class, pool_tokens that of another name."""
+    cache = Paged(dtype="bf16", kv_heads=2, head_dim=64, page_size=16)
+    for op in ops.ALL:
+        with pytest.raises(SpecError, match=rf"must be an operation of kvgen\.ops, such as ops\.{op.__name__}\(\)"):
+            KernelSet(q_heads=8, cache=cache, ops=[op.kind])  # type: ignore[list-item]
 
 
 def asked(text: str) -> Iterator[str]:

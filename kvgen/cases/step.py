@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from kvgen.ops import Append, RotateCache
 from kvgen.reference.append import Change, Changed, changed
 from kvgen.reference.rope import Table
-from kvgen.schema.kernel_set import KernelSet, Op
+from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.model import Rope
 
 Raw = NDArray[Any]
@@ -34,11 +34,6 @@ class Step:
         self.rotary_span = self.rotary_dim
         if self.rope is not None and self.rope.proportional and self.rope.style == "neox":
             self.rotary_span = (self.cache.head_dim + self.rotary_dim) // 2
-
-    @staticmethod
-    def of(op: Op, kernels: KernelSet) -> Step | None:
-        """An operation's; None where it takes no rows that are rotated."""
-        return Step(op, kernels) if isinstance(op, (Append, RotateCache)) else None
 
     def changes(self, role: str) -> bool:
         """True where rows of a role are changed before they are stored."""

@@ -121,7 +121,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _instead(name: str) -> str:
-    """What is nearest to an operation that does not exist."""
+    """The operation that is nearest to one that does not exist."""
     if name in ("Prefill", "Attention", "Attend"):
         return "; ops.Extend attends with any number of query rows a request, ops.Decode with a few"
     near = difflib.get_close_matches(name, _HOME, n=1)

@@ -10,31 +10,38 @@ from kvgen.runtime.kv_cache import BaseCache
 from kvgen.runtime.layer_cache import LayerCache
 from kvgen.runtime.packing import Bytes
 from kvgen.runtime.params import Call
+from kvgen.runtime.pool_cache import PoolCache
 
 
 @dataclass(frozen=True, slots=True)
 class OtherCache:
-    """A layer of `cache`, which the kernel reads: kvgen.plan.params.OtherCache with the class at hand.
+    """A layer of a cache of another spec, which the kernel reads: kvgen.plan.params.OtherCache with the class at hand.
 
-    `window` is how many tokens of a request are asked for at most (0: all). Without `tables` only its pages are read.
+    `table` is the class with the cache's machine data, `cache` the one that callers make caches of. `window` is how many tokens
+    of a request are asked for at most (0: all). Without `tables` only its pages are read.
 
     With tables it gives the dimension `<name>_tokens`: tokens of a request that it may hold.
     """
 
     name: str
-    cache: type[BaseCache]
+    table: type[BaseCache]
     window: int = 0
     optional: bool = False
     tables: bool = True
 
     @property
+    def cache(self) -> type[PoolCache]:
+        """The class of the caches that a call may bring."""
+        return self.table.CALLED or self.table
+
+    @property
     def kind(self) -> Bytes:
         """The struct's size and alignment."""
-        return self.cache.struct_kind()
+        return self.table.struct_kind()
 
     def take(self, given: Any, call: Call) -> bytes:
         """The layer's struct; raises ArgumentError for anything but a layer of that cache, with tables of the same batch."""
-        module = self.cache.MODULE
+        module = self.table.MODULE
         if not isinstance(given, LayerCache) or given.module is not module:
             got = (
                 f"a layer of a cache of {given.module.name}" if isinstance(given, LayerCache) else type(given).__name__

@@ -26,7 +26,8 @@ class PoolCache:
     """What generated caches share, of tokens and of states; they give `MODULE`, `TENSORS`, `FIELDS` and `PAGE_TOKENS`.
 
     `FIELDS` is the struct that every kernel of the set takes first; `TABLES` are the arrays among them. `LONGEST` names the
-    bounds of lengths that a step has besides.
+    bounds of lengths that a step has besides. `CALLED` of a class with this data is the class derived from it that has a typed
+    signature, of which callers make caches; None where there is none.
     """
 
     MODULE: ClassVar[Module]
@@ -35,6 +36,7 @@ class PoolCache:
     PAGE_TOKENS: ClassVar[int | None]
     LONGEST: ClassVar[tuple[str, ...]] = ()
     TABLES: ClassVar[tuple[Array, ...]]
+    CALLED: ClassVar[type[PoolCache] | None] = None
     _LAYOUT: ClassVar[Layout]
     _POOLS: ClassVar[tuple[tuple[int, str], ...]]
 
@@ -44,6 +46,9 @@ class PoolCache:
             if name in vars(cls) and hasattr(cls, "FIELDS"):
                 setattr(cls, name, explained(vars(cls)[name], cls.__doc__))
         if "FIELDS" not in vars(cls):
+            table = cls.__bases__[0]
+            if issubclass(table, PoolCache) and "FIELDS" in vars(table):
+                table.CALLED = cls
             return
         cls.TABLES = tuple(f for f in cls.FIELDS if isinstance(f, Array))
         cls._LAYOUT = layout(kinds_of(cls.FIELDS))

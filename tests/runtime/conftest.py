@@ -68,7 +68,7 @@ def current():
 
 
 @pytest.fixture
-def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls are checked and go nowhere."""
+def unlaunched(driver: NotingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are checked as on a GPU of 9.0, and go nowhere."""
     monkeypatch.setattr(launcher, "_launch", lambda checked, args: lambda stream: None)
     monkeypatch.setattr(pool_map, "_encoded", lambda *_: bytes(TENSOR_MAP.size))

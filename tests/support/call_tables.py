@@ -134,7 +134,7 @@ def _argument(p: Any, call: Call, memory: Memory) -> Any:
     if isinstance(p, PagePool):
         return call.set.Pages(**memory.pools(call.set.Pages))
     if isinstance(p, OtherCache):
-        made: Any = p.cache
+        made = getattr(call.set, p.cache.__name__)
         return made(**memory.pools(made), **memory.tables(made))[1]
     if isinstance(p, Count):
         return 1

@@ -82,7 +82,7 @@ struct TableSlice {
 // What most forms of page tables have in common (device/cache/tables/): lengths are an array, and all tokens stay. A form says
 // besides holds(), list() and ids().
 template <typename PageIds>
-struct PageTable {
+struct TableBase {
   using Ids = PageIds;
   using List = TableSlice;
 

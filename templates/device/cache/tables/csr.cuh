@@ -2,7 +2,7 @@
 #pragma once
 
 template <typename PageIds>
-struct CsrTable : PageTable<PageIds> {
+struct CsrTable : TableBase<PageIds> {
   template <typename Cache>
   __device__ static bool holds(const Cache& cache, uint32_t b, uint32_t first, uint32_t n) {
     const uint32_t begin = load_index(cache.page_indptr, b), end = load_index(cache.page_indptr, b + 1);

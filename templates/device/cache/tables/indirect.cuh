@@ -2,7 +2,7 @@
 #pragma once
 
 template <typename PageIds>
-struct IndirectTable : PageTable<PageIds> {
+struct IndirectTable : TableBase<PageIds> {
   template <typename Cache>
   __device__ static bool holds(const Cache& cache, uint32_t b, uint32_t first, uint32_t n) {
     return n <= cache.table_pages && (n == 0 || load_index(cache.request_ids, b) < cache.table_rows);

@@ -2,7 +2,7 @@
 #pragma once
 
 template <typename PageIds>
-struct MappedTable : PageTable<PageIds> {
+struct MappedTable : TableBase<PageIds> {
   template <typename Cache>
   __device__ static bool holds(const Cache& cache, uint32_t b, uint32_t first, uint32_t n) {
     const bool whole = n <= (uint64_t)cache.table_pages * cache.page_tokens;

@@ -2,7 +2,7 @@
 #pragma once
 
 template <typename PageIds>
-struct OffsetsTable : PageTable<PageIds> {
+struct OffsetsTable : TableBase<PageIds> {
   template <typename Cache>
   __device__ static const uint32_t* lengths_nd(const Cache& cache) {
     static_assert(kNever<Cache>, "cache_lengths_nd: the lengths of this cache lie in its page table; use cache_length(b)");

@@ -5,7 +5,7 @@
 #pragma once
 
 template <typename PageIds, uint32_t kWindow, bool kBefore>
-struct RingTable : PageTable<PageIds> {
+struct RingTable : TableBase<PageIds> {
   __device__ static constexpr uint32_t first_token(uint32_t n) { return n > kWindow ? n - kWindow : 0; }
   template <typename Cache>
   __device__ static bool holds(const Cache& cache, uint32_t b, uint32_t first, uint32_t n) {
