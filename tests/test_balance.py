@@ -89,7 +89,7 @@ STORE: Final = re.compile(
 
 
 def stores(function: Function) -> bool:
-    """Whether a device function stores to memory that its caller sees: by PTX, by a function that does, through a cast pointer
+    """A device function stores to memory that its caller sees: by PTX, by a function that does, through a cast pointer
     or through a pointer that it is given."""
     given = re.findall(
         r"(?<!const )\b(?!const\b)[\w:]+(?:<[^()]*>)? ?\* ?(?:const )?(\w+)",
@@ -109,7 +109,7 @@ def template_calls(plain: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def dead_arithmetic(plain: str) -> list[str]:
-    """What a specialisation has no use for: factors and divisors of 1, terms of 0, loops of one trip, functions of nothing."""
+    """Arithmetic without a use: factors and divisors of 1, terms of 0, loops of one trip, functions of nothing."""
     rules = (
         r"[%/] 1\b(?!\.)(?! <<)",
         r"(?<![\w)\]] )(?<=[\w)\]]) \* 1\b(?![.\d])",

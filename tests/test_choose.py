@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections import defaultdict
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final

@@ -45,6 +45,7 @@ def test_recording_compiles_what_changed_alone(monkeypatch: pytest.MonkeyPatch) 
     del before[new]
     asked: list[set[str]] = []
     monkeypatch.setattr(recorder, "measure", lambda keys: asked.append(keys) or {key: record[key] for key in keys})
+    monkeypatch.setattr(sets, "digests", lambda: {key: digest for key, (digest, _) in record.items()})
     monkeypatch.setattr(recorder, "compare", lambda item, whole: {})
     found, _, compiled = recorder.brought_up(before, candidates, every=False)
     assert asked == [{changed, new}] and compiled == 2 and found == record

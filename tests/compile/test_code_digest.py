@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
-from kvgen.codegen.emit import load_and_render, units_of
+from kvgen.codegen.emit import render_all, units_of
 from kvgen.compile import code_digest, compile_unit, default_cache, text_digest
+from kvgen.schema.loader import load_file
 
 from .tiny import TEXT, unit_of
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 EQUAL: Final = (
     ("int a;\n", "// what it is\n\n  int a;  // more\n"),
     ("int a;\n", "/* one\n   two */ int a;\n\n\n"),
@@ -56,12 +59,8 @@ def test_digests() -> None:
 
 def test_a_comment_in_a_header_of_the_device_library_is_no_other_code() -> None:
     """Every comment of a kernel's header and of what it includes: reworded, moved to lines of its own, and left out."""
-    from kvgen.config import find_config
-
-    config = find_config()
-    sets, files = load_and_render(config)
-    loaded = next(s for s in sets if s.kernels.name == "llama3_8b")
-    for unit in units_of(loaded, files, config.out.name):
+    (loaded,) = load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")
+    for unit in units_of(loaded, render_all([loaded]), "generated"):
         assert '#line 1 "generated/device/base/fault.cuh"' in unit.text and "  // " in unit.text
         comment = re.compile(r"(?m)(^|  )// .*$")
         for text in (comment.sub(r"\1// another", unit.text), comment.sub("\n// more\n", unit.text)):
