@@ -5,14 +5,14 @@
 #include "row_tile.cuh"
 #include "tile_copy.cuh"
 
-// The entries of a plan, and the rows that are no request's: [0, first_row) and [end_row, num_rows).
+// The entries of a plan, and the rows of no request: [0, first_row) and [end_row, num_rows).
 struct RowPlan {
   uint32_t stamp, count, heads_together;
   uint32_t first_row, end_row;
   bool orphans;  // those rows become NaN
 };
 
-// The plan for this call; one of another call, or garbage, is Fault::plan, and all rows are nobody's.
+// The plan for this call. A plan of another call, or garbage, is Fault::plan, and all rows then belong to no request.
 template <uint32_t kHeads>
 __device__ __forceinline__ RowPlan read_row_plan(uint8_t* workspace, const PlanSizes& sizes, uint64_t digest, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
   const Plan plan = plan_in(workspace, sizes, kHeads);
@@ -25,7 +25,7 @@ __device__ __forceinline__ RowPlan read_row_plan(uint8_t* workspace, const PlanS
   return {header.stamp, header.num_chunks, header.heads_together, header.first_row, header.end_row, header.wrong_total != 0};
 }
 
-// Entry `i` of the plan: one that is not this plan's is Fault::plan, without rows.
+// Entry `i` of the plan; an entry of another plan is Fault::plan, without rows.
 template <uint32_t kGroup>
 __device__ __forceinline__ KvChunk read_row_tile(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
   KvChunk tile = read_chunk<kU32Max>(plan, stamp, i, batch, num_rows, max_slots);
@@ -33,7 +33,7 @@ __device__ __forceinline__ KvChunk read_row_tile(const Plan& plan, uint32_t stam
   return tile;
 }
 
-// A block's sums as partial results: every thread has its own, of which it reads what it wrote.
+// A block's sums as partial results: every thread stores and reads its own sums.
 template <typename Tile>
 struct RowPartial {
   static constexpr uint32_t kThreads = 32 * Tile::kTeamWarps, kM = RowShape<Tile>::kM;
@@ -65,11 +65,11 @@ struct RowPartial {
         max[h] = high;
       }
     }
-    // Rounded by name: the same bits wherever two results meet.
+    // Explicit rounding: two results give the same bits wherever they are added.
     __device__ __forceinline__ float join(float earlier, float later, uint32_t h) const { return __fmaf_rn(earlier, early[h], __fmul_rn(later, late[h])); }
   };
 
-  // `sums` become those at `slot`, which come before them, and their own.
+  // Adds the sums at `slot`, of earlier tokens, to `sums`.
   __device__ static __forceinline__ void merge_before(RowSums<Tile>& sums, float* slot) {
 #pragma unroll
     for (uint32_t m = 0; m < kM; ++m) {
@@ -90,7 +90,7 @@ struct RowPartial {
   }
 
   // The `count` results from `slot` on, `step` floats apart, together, in their order; of the warp's columns, which begin at
-  // `first`, to `merged` in shared memory. A few dims at a time: it is rarely run, and registers are few.
+  // `first`, to `merged` in shared memory. A few dims at a time, because it rarely runs and registers are few.
   template <typename Merged, typename Factor>
   __device__ static __forceinline__ void merge(Merged& merged, uint32_t first, float* slot, uint64_t step, uint32_t count, const Factor& factor) {
     constexpr uint32_t kEach = RowShape<Tile>::kDimTiles % 4 == 0 ? 4 : 2;
@@ -123,7 +123,7 @@ struct RowPartial {
   }
 };
 
-// Where the blocks of one kv head keep their partial results, and the counters of those that share a tile.
+// The partial results of the blocks of one kv head, and the counters of blocks that share a tile.
 template <typename Tile, uint32_t kHeads>
 struct RowSlots {
   static constexpr uint64_t kStep = (uint64_t)kHeads * RowPartial<Tile>::kFloats;  // floats from a slot to the next
@@ -143,14 +143,14 @@ struct RunCopies {
   using Values = TileCopy<Tile::kValueBytes, Tile::kValueAccess, Tile::kValuePitch, Tile::kRun, kThreads>;
 };
 
-// The page ids of this thread's run of tile `tile`; of a run behind the chunk none, which reads nothing.
+// The page ids of this thread's run of tile `tile`; a run behind the chunk has no ids and reads nothing.
 template <typename Tile, typename Cache>
 __device__ __forceinline__ PageIds look_up_run(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile) {
   const uint32_t token = tile * Tile::kTokens + threadIdx.x / RunCopies<Tile>::kThreads * Tile::kRun;
   return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
-// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true where a page of
+// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true if a page of
 // the chunk's tokens is not found, which is reported.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk, uint32_t tile,

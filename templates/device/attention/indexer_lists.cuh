@@ -11,8 +11,8 @@
 
 constexpr uint32_t kUnlisted = kU32Max;  // the key of a column that names none
 
-// The key that column `column` of the `tile`-th tile of a list names: kUnlisted where its number is no block that the row sees,
-// of whose keys it sees the first `seen`.
+// The key that column `column` of the `tile`-th tile of a list names: kUnlisted if its number is no block that the row sees.
+// The row sees the first `seen` keys.
 template <typename Work>
 __device__ __forceinline__ uint32_t listed_key(const int32_t* list, uint32_t count, uint32_t seen, uint32_t tile, uint32_t column) {
   constexpr uint32_t kPer = Work::kTokens / Work::kBlock;  // blocks of a tile
@@ -37,7 +37,7 @@ struct ListTiles {
   // Tiles that row i needs at most for the blocks that it sees.
   __device__ __forceinline__ uint32_t front(uint32_t i) const { return min(tiles, seen(i) / Work::kTokens + (seen(i) % Work::kTokens != 0)); }
 
-  // Tiles of the rows before row i. Rows that need a whole list follow those that do not.
+  // Tiles of the rows before row i. Rows that need a whole list come after the others.
   __device__ __forceinline__ uint32_t before(uint32_t i) const {
     if (request.fault != Fault::none) return 0;
     const int64_t whole = (int64_t)(((uint64_t)tiles * Work::kTokens + 1) * Work::kRate) + request.rows - request.tokens - 1;

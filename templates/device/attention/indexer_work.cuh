@@ -1,20 +1,20 @@
-// How the blocks of indexer_scores divide a step: which rows of q meet which keys.
+// The division of a step among the blocks of indexer_scores: pairs of rows of q and keys.
 //
-// A request's rows are taken kRows at a time: a group, which sees the keys up to its last row's own. Keys come in tiles of
-// kTokens. A block gets as many pairs of group and tile as every other one, neighbours in the order of requests, groups and
-// tiles: so that one long request fills the GPU, and blocks that have nothing to do ask no more than what the lengths are. No
-// plan is made before. Tiles are counted in 32
+// kRows rows of a request are a group, which sees the keys up to its last row's own key. Keys come in tiles of kTokens. Every
+// block gets the same number of pairs of group and tile, neighbours in the order of requests, groups and tiles. So one long
+// request fills the GPU, and blocks without work read no more than the lengths. There is no planner. Tiles are counted in 32
 // bits: a tile has 512 bytes of scores for each row.
 //
 // `Work` names kThreads, kRows, kRequestRows (rows of a request where the call brings no offsets), kTokens (keys of a tile),
-// kRate (tokens that a key stands for; it is there once the last of them is), and kNewInLength: whether lengths count this step's
+// kRate (tokens that a key stands for; the key exists when its last token does), and kNewInLength: lengths count this step's
 // tokens.
 #pragma once
 
 #include "split_kv.cuh"
 #include "../base/scan.cuh"
 
-// A request: its rows of q, its tokens, this step's included, and why it cannot be scored. Its last row stands at its last token.
+// A request: its rows of q, its tokens, this step's included, and the fault if it cannot be scored. Its last row stands at its
+// last token.
 struct ScoredRequest {
   uint32_t row, rows, tokens;
   Fault fault;
@@ -58,8 +58,7 @@ struct ScoredRequest {
 };
 
 // Request b of a call with `num_rows` rows of q and room for `num_keys` keys a row. Rows that the call lacks, and offsets that
-// decrease, are
-// Fault::row_offsets: then `rows` is 0. `tokens` of Fault::length is what to report.
+// decrease, are Fault::row_offsets, with 0 `rows`. With Fault::length, `tokens` is the reported position.
 template <typename Work, typename Cache, typename Index>
 __device__ __forceinline__ ScoredRequest scored_request(const Cache& cache, const Index* row_offsets, uint32_t b, uint32_t num_rows, uint32_t num_keys) {
   const uint32_t length = cache.length(b);
@@ -82,12 +81,11 @@ struct TileShare {
   bool wrong;
 };
 
-// The first of `all` that part `part` of `parts` has: the first parts have one more than others.
+// The first item of part `part`, of `all` items in `parts` parts: the first parts have one item more than the others.
 __device__ __forceinline__ uint32_t part_begin(uint32_t all, uint32_t part, uint32_t parts) { return part * (all / parts) + min(part, all % parts); }
 
 // This block's share of all requests' tiles, tiles_of(b, wrong): the tiles of request b, none past the batch; it sets `wrong`
-// where something of the request is. All threads call it, with a barrier before they do so again; a thread asks for one request
-// of kThreads.
+// if the request is wrong. All threads call it, with a barrier before the next call; a thread reads one request of kThreads.
 template <uint32_t kThreads, typename TilesOf>
 __device__ __forceinline__ TileShare sync_share_of(uint32_t batch, bool wrong, const TilesOf& tiles_of) {
   __shared__ uint32_t found_b, found_at;
@@ -153,7 +151,7 @@ __device__ __forceinline__ uint32_t rows_owned(const Index* row_offsets, uint32_
   return owned;
 }
 
-// The keys of a row that it does not see, those from `from` on, and what they get. `scored`: what the row sees is known.
+// The keys that a row does not see, from `from` on, and their value. `scored`: the keys that the row sees are known.
 struct Unseen {
   uint32_t from;
   float value;
@@ -178,7 +176,7 @@ __device__ __forceinline__ Unseen unseen_of(const Cache& cache, const Index* row
   return {0, nan_f32(), false};
 }
 
-// Where scores go: `count` rows of `columns` elements, `stride` apart.
+// The destination of scores: `count` rows of `columns` elements, `stride` apart.
 struct ScoreRows {
   float* rows;
   int64_t stride;
@@ -191,11 +189,11 @@ __device__ __forceinline__ uint32_t room_of(uint32_t num_keys, uint32_t num_bloc
   return (uint32_t)min((uint64_t)num_keys, (uint64_t)num_blocks * kBlock);
 }
 
-// Which rows store_unseen fills: those that cannot be scored; all; all that have no scores.
+// The rows that store_unseen fills: rows that cannot be scored; all rows; all rows without scores.
 enum class Fill : uint32_t { faulty, unseen, unscored };
 
-// Stores what rows have in columns of kPer keys of which they see none. A warp takes runs of kRun columns, and asks for a row
-// once. `room`: the keys that a row may have.
+// Stores the value of columns of kPer keys of which a row sees none. A warp takes runs of kRun columns, and reads a row once.
+// `room`: the keys that a row may have.
 template <typename Work, Fill kFill, uint32_t kPer, typename Cache, typename Index>
 __device__ __forceinline__ void store_unseen(const Cache& cache, const Index* row_offsets, const ScoreRows& to, uint32_t room, uint64_t* errors) {
   constexpr uint32_t kRun = 1024;

@@ -4,7 +4,7 @@
 #include "fragments.cuh"
 #include "../memory/ring.cuh"
 
-// Copies kTokens rows of kChunks times 16 bytes each, kTogether rows by kLanes lanes: rows[t], or zeros where it is null.
+// Copies kTokens rows of kChunks times 16 bytes each, kTogether rows by kLanes lanes: rows[t], or zeros if it is null.
 template <uint32_t kThreads, uint32_t kTokens, uint32_t kPitch, uint32_t kChunks, uint32_t kLanes, uint32_t kTogether>
 __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* const* rows) {
   constexpr uint32_t kUnits = kTokens / kTogether, kAtOnce = kThreads / kLanes, kAll = kTogether * kChunks;
@@ -20,7 +20,7 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const uint8_t* const* row
 #pragma unroll
       for (uint32_t i = 0; i < kChunks / kLanes; ++i) cp_async<16>(mine + i * kLanes * 16, row + (lane + i * kLanes) * 16, row != nullptr);
     } else {
-      // Addresses first: between them, each copy would wait for the one before.
+      // Addresses first: if they alternate with copies, each copy waits for the one before.
       constexpr uint32_t kSteps = (kAll + kLanes - 1) / kLanes;
       const uint8_t* from[kSteps];
 #pragma unroll
@@ -55,7 +55,7 @@ struct ColumnThreads {
   // The token of this thread's score number n.
   __device__ static uint32_t token(uint32_t n) { return (n / kVector * kMembers + member()) * kVector + n % kVector; }
 
-  // Its scores, whose parts lie in kParts arrays.
+  // The scores of this column, from partial sums in kParts arrays.
   template <uint32_t kParts, uint32_t kRow>
   __device__ static __forceinline__ void read(float (&x)[kEach], const float (&scores)[kParts][kCols][kRow]) {
 #pragma unroll
@@ -80,8 +80,8 @@ struct ColumnThreads {
   }
 };
 
-// Weights of a tile, 16 bits each, a column a row. 16 bytes stand where reading a row of 8 matrices, and what neighbouring
-// threads write, meets no bank twice.
+// Weights of a tile, 16 bits each, a column a row. 16-byte pieces are placed so that reads of 8 matrix rows, and writes
+// of neighbouring threads, have no bank conflicts.
 template <uint32_t kCols, uint32_t kTokens>
 struct Weights {
   static constexpr uint32_t kChunks = kTokens / 8;
@@ -119,7 +119,7 @@ struct Weights {
   }
 };
 
-// The largest magnitude of 16 rows, but for what is no usual scale, of which lane 4g + j has rows g and g + 8.
+// The largest magnitude of scales of 16 rows, without scales that are infinite, NaN or huge; lane 4g + j has rows g and g + 8.
 __device__ __forceinline__ float largest_of_rows(const float (&x)[2]) {
   const auto usual = [](float y) { return fabsf(y) < 1e37f ? fabsf(y) : 0.0f; };
   float largest = fmaxf(usual(x[0]), usual(x[1]));
@@ -133,7 +133,7 @@ struct ScaleUnit {
   float value = 0.0f, inverse = 0.0f;
 
   __device__ __forceinline__ bool below(float scale) const { return scale >= value && scale > 0.0f && scale < 1e37f; }
-  // Raises it above `scale`; what sums relative to the old one are to be multiplied by.
+  // Raises the unit above `scale`; returns the factor of sums relative to the old unit.
   __device__ __forceinline__ float raise(float scale) {
     const uint32_t exponent = __float_as_uint(scale) / (1u << 23) + 1, old = __float_as_uint(inverse);
     const float before = value;

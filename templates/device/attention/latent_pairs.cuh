@@ -4,10 +4,10 @@
 // Tokens, then dims, lie on M and columns on N (m16n8k16). Lane 4g + j has, of every 16 x 8 result, rows g and g + 8 of columns
 // 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
-// `Tile` names kCols, kTokens (16), kPitch (bytes from row to row in shared memory), the Element of codes and the PlainElement of
-// what is not quantized, kCodeBlocks (32 bytes of codes each, of the whole row), kGroupDims of a scale, kScalePitch
-// from a token's scales to the next one's, kSteps of 16 dims of Q and kHeld
-// of a half's in registers, kWarpsN (1), kSlack, QueryElement.
+// `Tile` names kCols, kTokens (16), kPitch (bytes from row to row in shared memory), the Element of codes, the PlainElement of
+// dims that are not quantized, kCodeBlocks (32 bytes of codes each, of the whole row), kGroupDims of a scale, kScalePitch from a
+// token's scales to the next token's, kSteps of 16 dims of Q, kHeld of a half's steps in registers, kWarpsN (1), kSlack,
+// QueryElement.
 #pragma once
 
 #include "latent_tile.cuh"
@@ -51,7 +51,7 @@ struct PairQuery {
   __device__ __forceinline__ Step at(uint32_t step) const { return step < Tile::kHeld ? held[step] : read(step); }
 };
 
-// Scales of tokens g and g + 8 in the lane's half, as powers of two: infinity where one is NaN, and 0 for 2^-127.
+// Scales of tokens g and g + 8 in the lane's half, as powers of two: infinity for NaN, and 0 for 2^-127.
 template <typename Tile>
 struct PairScales {
   static constexpr uint32_t kGroups = PairShape<Tile>::kGroups, kWords = kGroups / 4;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void multiply_plain(float (&s)[PairShape<Tile>::kN][4
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) s[n][r] += part[0][n][r] + part[1][n][r];
 }
-// S^T of a warp's half of the dims, of the tile at `rows`. A half without plain dims and one with them are written apart, so that
-// all of a half's products can be under way at once.
+// S^T of a warp's half of the dims, of the tile at `rows`. A half without plain dims and a half with them have separate code, so
+// that all of a half's products can be in flight at once.
 template <typename Tile>
 __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN][4], uint32_t rows, const PairQuery<Tile>& query, const PairScales<Tile>& scales,
                                                  uint32_t half) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN]
   }
 }
 
-// A warp's half of the scores, for the other warp: -inf of its own 8 tokens where token lane / 4 of them is not `there`.
+// A warp's half of the scores, for the other warp; of the warp's own 8 tokens, token lane / 4 gets -inf if it is not `there`.
 template <typename Tile>
 __device__ __forceinline__ void store_scores(float (&to)[32][4 * PairShape<Tile>::kN], const float (&s)[PairShape<Tile>::kN][4], uint32_t half, bool there) {
 #pragma unroll
@@ -200,7 +200,7 @@ struct PairSums {
   }
 };
 
-// Scores of 16 tokens become weights: maxima rise where a score passes them by more than kSlack, and sums follow.
+// Scores of 16 tokens become weights: maxima rise if a score passes them by more than kSlack, and sums are rescaled.
 template <typename Tile>
 __device__ __forceinline__ void weigh_pair(float (&x)[PairShape<Tile>::kN][4], PairColumns<Tile>& columns, PairSums<Tile>& out) {
   constexpr uint32_t kN = PairShape<Tile>::kN;
@@ -263,7 +263,7 @@ __device__ __forceinline__ void scale_operands(uint32_t (&scaled)[kN][2], const 
   }
 }
 
-// Raises the unit above every scale of the warp's half; `failed` becomes true where one is NaN.
+// Raises the unit above every scale of the warp's half; `failed` becomes true if a scale is NaN.
 template <typename Tile>
 __device__ __forceinline__ void raise_unit(PairSums<Tile>& out, bool& failed, const PairScales<Tile>& scales, uint32_t half) {
   using Shape = PairShape<Tile>;
@@ -319,7 +319,7 @@ __device__ __forceinline__ void add_plain(PairSums<Tile>& out, uint32_t half_row
     for (uint32_t n = 0; n < Shape::kN; ++n) multiply_add<typename Values::Operand>(out.e[2 * Shape::kCommon + i][n], a[0], weights[n]);
   }
 }
-// Adds V of the tile at `rows`, of the warp's half of the dims, times the weights x. `failed` becomes true where a scale is NaN.
+// Adds V of the tile at `rows`, of the warp's half of the dims, times the weights x. `failed` becomes true if a scale is NaN.
 template <typename Tile>
 __device__ __forceinline__ void multiply_half_pv(PairSums<Tile>& out, bool& failed, uint32_t rows, const float (&x)[PairShape<Tile>::kN][4], const PairScales<Tile>& scales,
                                                  uint32_t half) {

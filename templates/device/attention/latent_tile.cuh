@@ -17,7 +17,7 @@
 #include "columns.cuh"
 #include "latent.cuh"
 
-// The stage that comes `ahead` (at most kStages) after `stage` in a ring; kStages - 1 ahead is the one before.
+// The stage `ahead` (at most kStages) after `stage` in a ring; kStages - 1 ahead is the stage before.
 template <uint32_t kStages>
 __device__ __forceinline__ uint32_t ring_at(uint32_t stage, uint32_t ahead) {
   return stage + ahead < kStages ? stage + ahead : stage + ahead - kStages;
@@ -87,7 +87,7 @@ struct QueryColumn {
   static constexpr uint32_t kKeySteps = KeyPart::kBlocks * Keys::kSteps, kPairs = Tile::kSteps * 8, kEach = (kPairs + 31) / 32;
   float x[kEach][2];
 
-  // The column at `row`; zeros where it is not `live`.
+  // The column at `row`; zeros if it is not `live`.
   __device__ __forceinline__ void load(const T* row, bool live) {
 #pragma unroll
     for (uint32_t n = 0; n < kEach; ++n) {
@@ -115,7 +115,8 @@ struct QueryColumn {
     return usual ? __uint_as_float((254 - exponent) << 23) : 1.0f;
   }
 
-  // To shared memory as operands of the products, times `down` and the power of two that fragments of codes are divided by.
+  // Stores the column to shared memory as operands of products, times `down` and the power of two that divides fragments of
+  // codes.
   __device__ __forceinline__ void store(typename LatentShape<Tile>::Query& query, uint32_t col, float down = 1.0f) const {
     constexpr uint32_t kN = LatentShape<Tile>::kN;
 #pragma unroll
@@ -203,13 +204,13 @@ struct Products {
   float e[LatentShape<Tile>::kN][4];
 };
 
-// Where the lane's fragments of K begin, of the tile at `stage` in shared memory.
+// The address of the lane's fragments of K, in the tile at `stage` in shared memory.
 template <typename Tile, typename Keys>
 __device__ __forceinline__ uint32_t warp_keys(uint32_t stage) {
   return stage + LatentShape<Tile>::warp_m() * 16 * Tile::kPitch + Keys::offset(threadIdx.x % 32, Tile::kPitch);
 }
 
-// Products of the warp's blocks of one group; two sums in turn, for products that add to one wait for each other.
+// Products of the warp's blocks of one group; two sums in turn, because products that add to one sum wait for each other.
 template <typename Tile, typename Query>
 __device__ __forceinline__ void multiply_group(Products<Tile>& s, uint32_t stage, const Query& query, uint32_t group) {
   using Blocks = typename Query::Blocks;
@@ -299,15 +300,15 @@ struct ColumnSoftmax {
   float row_max = -infinity(), row_sum = 0.0f;
 };
 
-// Products become scores in base 2; those of tokens that `sees` denies, -inf.
+// Products become scores in base 2; tokens for which `sees` is false get -inf.
 template <typename Softmax, typename Sees>
 __device__ __forceinline__ void scale_and_hide(float (&x)[Softmax::kEach], float qk_scale, const Sees& sees) {
 #pragma unroll
   for (uint32_t n = 0; n < Softmax::kEach; ++n) x[n] = sees(Softmax::token(n)) ? x[n] * qk_scale : -infinity();
 }
 
-// Raises the maximum to the column's largest score where that passes it by more than kSlack: true then. `shrink` is what sums
-// relative to the old one are to be multiplied by, 1 where it stays.
+// Raises the maximum to the column's largest score if that passes it by more than kSlack, and returns true then. `shrink` becomes
+// the factor of sums relative to the old maximum, 1 if it stays.
 template <typename Tile, typename Softmax>
 __device__ __forceinline__ bool raise_max(ColumnSoftmax& sums, float& shrink, const float (&x)[Softmax::kEach]) {
   float high = -infinity();
@@ -368,7 +369,7 @@ __device__ __forceinline__ uint32_t value_group() {
   using Shape = LatentShape<Tile>;
   return min(threadIdx.x / 32 * Shape::kMineValues * Shape::Values::kDims / Scales::kGroupDims, Scales::kGroups - 1);
 }
-// The largest usual scale of a group in a tile, out of what the warps along tokens have found.
+// The largest usual scale of a group in a tile, from the results of the warps along tokens.
 template <uint32_t kWarpsM, uint32_t kGroups>
 __device__ __forceinline__ float largest_scale(const float (&found)[kWarpsM][kGroups], uint32_t group) {
   float largest = found[0][group];

@@ -6,11 +6,11 @@
 // Thread 32w + 4g + j of a warpgroup has tokens 16w + g and 16w + g + 8, or those rows of 64 dims, and columns 8n + 2j and 8n +
 // 2j + 1: element r of fragment n is row g + r / 2 * 8, column 8n + 2j + r % 2.
 //
-// A group is 64 dims, which share a scale of each token where they are codes: kCodeGroups of kGroups, then those that are not
+// A group is 64 dims, which share a scale of each token if they are codes: kCodeGroups of kGroups, then groups that are not
 // quantized. P has a panel for each group, times the tokens' scales of that group, in units of a power of two above all of them.
 //
-// `Tile` names kCols, kTokens (64), kPitch (bytes from row to row in shared memory), the PlainElement of what is not quantized,
-// kCodeBlocks (32 codes each), kSlack, and what QueryColumn wants.
+// `Tile` names kCols, kTokens (64), kPitch (bytes from row to row in shared memory), the PlainElement of dims that are not
+// quantized, kCodeBlocks (32 codes each), kSlack, and the names that QueryColumn reads.
 #pragma once
 
 #include "latent_tile.cuh"
@@ -31,13 +31,13 @@ struct WarpgroupShape {
   __device__ static uint32_t warp() { return threadIdx.x / 32 % 4; }
 };
 
-// A fragment as products have it.
+// A fragment of products.
 template <uint32_t kN>
 __device__ __forceinline__ float (&flat(float (&x)[kN][4]))[4 * kN] { return *(float(*)[4 * kN])x; }
 
 // ---- Q
 
-// A column of q to its place in the panels of Q, times `down` and the power of two that fragments of codes are divided by.
+// Stores a column of q to the panels of Q, times `down` and the power of two that divides fragments of codes.
 template <typename Tile, typename KeyPart>
 __device__ __forceinline__ void store_query_panels(uint8_t* query, const QueryColumn<Tile, KeyPart>& x, uint32_t col, float down) {
   using Column = QueryColumn<Tile, KeyPart>;
@@ -53,13 +53,13 @@ __device__ __forceinline__ void store_query_panels(uint8_t* query, const QueryCo
   }
 }
 
-// Scales of the thread's two tokens, as powers of two: infinity where one is NaN, and 0 for 2^-127.
+// Scales of the thread's two tokens, as powers of two: infinity for NaN, and 0 for 2^-127.
 template <typename Tile>
 struct TokenScales {
   using Shape = WarpgroupShape<Tile>;
   uint32_t words[2][2];
 
-  // Out of a tile's scales, 8 bytes a token.
+  // Loads them from a tile's scales, 8 bytes a token.
   __device__ __forceinline__ explicit TokenScales(const uint8_t* scales) {
 #pragma unroll
     for (uint32_t h = 0; h < 2; ++h) {
@@ -88,7 +88,7 @@ struct StoredGroup {
   uint32_t e[4][4];
 };
 
-// K of a group, of the warp's 16 tokens. `keys` is where the lane's fragments begin.
+// K of a group, of the warp's 16 tokens. `keys` is the address of the lane's fragments.
 template <typename Tile>
 __device__ __forceinline__ void load_keys(StoredGroup& stored, uint32_t keys, uint32_t group) {
   using Shape = WarpgroupShape<Tile>;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void begin_group(float (&sums)[WarpgroupShape<Tile>::
     else multiply_keys<typename Shape::PlainOperand>(flat(sums), a[k], b, add || k > 0);
   }
 }
-// Adds a group's products, times its tokens' scales where they are of codes.
+// Adds a group's products, times its tokens' scales if they are codes.
 template <typename Tile>
 __device__ __forceinline__ void add_group(float (&s)[WarpgroupShape<Tile>::kN][4], const float (&part)[WarpgroupShape<Tile>::kN][4], const TokenScales<Tile>& scales,
                                           uint32_t group) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void add_group(float (&s)[WarpgroupShape<Tile>::kN][4
       else s[n][r] = group == 0 ? part[n][r] * scales.of(group, r / 2) : s[n][r] + part[n][r] * scales.of(group, r / 2);
     }
 }
-// S^T of the tile at `rows`. While a group is multiplied the next one is widened, and the one after it read.
+// S^T of the tile at `rows`. While a group is multiplied the next one is widened, and the group after it is read.
 template <typename Tile>
 __device__ __forceinline__ void multiply_tile_qk(float (&s)[WarpgroupShape<Tile>::kN][4], uint32_t rows, uint64_t query, const TokenScales<Tile>& scales) {
   using Shape = WarpgroupShape<Tile>;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_tile_qk(float (&s)[WarpgroupShape<Tile>
 
 // ---- Softmax
 
-// Products become scores in base 2; those of a token that is not `there`, -inf.
+// Products become scores in base 2; a token that is not `there` gets -inf.
 template <uint32_t kN>
 __device__ __forceinline__ void scale_and_hide(float (&s)[kN][4], const float (&qk_scale)[kN][2], const bool (&there)[2]) {
 #pragma unroll
@@ -219,7 +219,7 @@ struct TileSums {
   typename Shape::Fragment e[Shape::kGroups] = {};
   ScaleUnit unit;
 
-  // By a factor of each column, and groups of codes by one more.
+  // Multiplies by a factor of each column, and groups of codes by one more factor.
   __device__ __forceinline__ void multiply(const float (&by)[Shape::kN][2], float codes_by) {
 #pragma unroll
     for (uint32_t group = 0; group < Shape::kGroups; ++group)
@@ -236,9 +236,9 @@ struct Told {
   float columns[4][Tile::kCols], scale[4];
 };
 
-// Raises maxima to the largest scores of the tile where those pass them by more than kSlack, and the unit above `scale`, the
-// thread's largest one; sums follow. `failed` becomes true where a scale is NaN. All threads of a warpgroup call it; they meet at
-// barrier `id`.
+// Raises maxima to the largest scores of the tile if these pass them by more than kSlack, and the unit above `scale`, the
+// thread's largest scale; sums are rescaled. `failed` becomes true if a scale is NaN. All threads of a warpgroup call it; they
+// meet at barrier `id`.
 template <typename Tile>
 __device__ __forceinline__ void sync_raise(Told<Tile>& told, uint32_t id, const float (&s)[WarpgroupShape<Tile>::kN][4], float scale, TileColumns<Tile>& columns,
                                            TileSums<Tile>& out, bool& failed) {
@@ -303,7 +303,7 @@ __device__ __forceinline__ void pack_weights(uint32_t (&pairs)[2 * kN], const fl
       pairs[2 * n + h] = *(const uint32_t*)&pair;
     }
 }
-// To the panels of P: of each group of codes times its tokens' scales, of the others as they are.
+// Stores weights to the panels of P: for each group of codes times its tokens' scales, for other groups as they are.
 template <typename Tile>
 __device__ __forceinline__ void store_weights(uint32_t panels, const float (&x)[WarpgroupShape<Tile>::kN][4], const TokenScales<Tile>& scales, const ScaleUnit& unit) {
   using Shape = WarpgroupShape<Tile>;
@@ -366,7 +366,7 @@ __device__ __forceinline__ void widen_values(uint32_t (&a)[4][4], const StoredGr
     }
 }
 // Adds V of the tile at `rows`, times the weights in the panels of P. While a group is multiplied the next one is widened, and
-// the one after it read.
+// the group after it is read.
 template <typename Tile>
 __device__ __forceinline__ void multiply_tile_pv(TileSums<Tile>& out, uint32_t rows, uint64_t weights) {
   using Shape = WarpgroupShape<Tile>;

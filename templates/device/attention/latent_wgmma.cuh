@@ -16,12 +16,12 @@ __device__ __forceinline__ uint32_t thread_column(uint32_t h) { return threadIdx
 
 // ---- Copies
 
-// The token of a tile whose row this lane has to know: a warp copies rows 4w to 4w + 3 and those 16 after them, lane n % 8 knows
-// one.
+// The token of a tile whose row address this lane has. A warp copies rows 4w to 4w + 3 and the 4 rows 16 further on; lane n % 8
+// has one of them.
 __device__ __forceinline__ uint32_t known_token() { return threadIdx.x / 32 % 4 * 4 + threadIdx.x % 4 + threadIdx.x / 4 % 2 * 16; }
 
-// Starts the copies of a warpgroup's part of a tile to `stage`: its panels of V of all rows, and 16 rows of what is K alone.
-// `row` and `rope` are where those of known_token() lie; null: zeros. 8 lanes copy a panel of a row.
+// Starts the copies of a warpgroup's part of a tile to `stage`: its panels of V of all rows, and 16 rows of the dims of K alone.
+// `row` and `rope` are the addresses of known_token()'s row; null: zeros. 8 lanes copy a panel of a row.
 template <typename Tile>
 __device__ __forceinline__ void copy_part_async(uint32_t stage, uint32_t group, const uint8_t* row, const uint8_t* rope) {
   const uint32_t lane = threadIdx.x % 32, eight = lane / 8, copied = threadIdx.x / 32 % 4 * 4 + eight;
@@ -96,7 +96,7 @@ struct PairSoftmax {
   float row_max[2] = {-infinity(), -infinity()}, row_sum[2] = {};
 };
 
-// Products of tokens from `first` on become scores in base 2; those of tokens from a column's `seen` on, -inf.
+// Products of tokens from `first` on become scores in base 2; tokens from a column's `seen` on get -inf.
 __device__ __forceinline__ void scale_and_hide_pair(float (&s)[16], float qk_scale, uint32_t first, const uint32_t (&seen)[2]) {
 #pragma unroll
   for (uint32_t n = 0; n < 16; ++n) {
@@ -105,8 +105,8 @@ __device__ __forceinline__ void scale_and_hide_pair(float (&s)[16], float qk_sca
   }
 }
 
-// Raises a column's maximum to the largest score of its four threads where that passes it by more than kSlack; `shrink` is what
-// sums relative to the old one are to be multiplied by. row_max[column] is what it is now. Scores are s times `factor`.
+// Raises a column's maximum to the largest score of its four threads if that passes it by more than kSlack; `shrink` becomes the
+// factor of sums relative to the old maximum. row_max[column] gets the new maximum. Scores are s times `factor`.
 template <typename Tile, uint32_t N>
 __device__ __forceinline__ void store_raised_max(float (&row_max)[Tile::kCols], PairSoftmax& sums, float (&shrink)[2], const float (&s)[N], float factor = 1.0f) {
   float high[2] = {-infinity(), -infinity()};
@@ -126,7 +126,7 @@ __device__ __forceinline__ void store_raised_max(float (&row_max)[Tile::kCols], 
   }
 }
 
-// Follows the maxima that the other warpgroup has raised: what sums relative to the old ones are to be multiplied by.
+// Follows the maxima that the other warpgroup has raised; returns the factors of sums relative to the old maxima.
 template <uint32_t kCols>
 __device__ __forceinline__ void follow_max(float (&shrink)[2], PairSoftmax& sums, const float (&row_max)[kCols]) {
 #pragma unroll
@@ -138,8 +138,8 @@ __device__ __forceinline__ void follow_max(float (&shrink)[2], PairSoftmax& sums
   }
 }
 
-// Weights 2^(score - row_max), added to row_sum in f32; as 16 bits to `weights`: 128 bytes a column, the first half of an even
-// tile's, the second of an odd one's.
+// Weights 2^(score - row_max), added to row_sum in f32; as 16 bits to `weights`: 128 bytes a column, the first half for an even
+// tile, the second half for an odd tile.
 template <typename Tile>
 __device__ __forceinline__ void store_weights(uint8_t* weights, uint32_t odd, float (&s)[16], PairSoftmax& sums) {
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
@@ -158,14 +158,14 @@ __device__ __forceinline__ void store_weights(uint8_t* weights, uint32_t odd, fl
   }
 }
 
-// Sums relative to lower maxima become such relative to higher ones; nothing where no column of the warp's has risen.
+// Makes sums relative to the raised maxima; does nothing if no column of the warp has risen.
 __device__ __forceinline__ void multiply_columns(float (&out)[128], const float (&shrink)[2]) {
   if (!__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) return;
 #pragma unroll
   for (uint32_t n = 0; n < 128; ++n) out[n] *= shrink[n / 2 % 2];
 }
 
-// ---- Tiles of 64 tokens, with O of a warpgroup as two products of 128 dims: ptxas takes no larger ones where a block has 512
+// ---- Tiles of 64 tokens, with O of a warpgroup as two products of 128 dims: ptxas takes no larger products if a block has 512
 // threads
 
 // The part of S = Q K^T that panels [kFrom, kUntil) have, with Q out of its panels.
@@ -245,7 +245,7 @@ __device__ __forceinline__ void store_half(Merged& merged, uint32_t group, const
   }
 }
 
-// The sum of what the four threads of a column have.
+// The sum over the four threads of a column.
 __device__ __forceinline__ float sum_of_four(float x) {
 #pragma unroll
   for (uint32_t step = 1; step < 4; step *= 2) x += __shfl_xor_sync(~0u, x, step);

@@ -1,23 +1,23 @@
-// Rows of latent caches on their way into tiles of latent_wgmma.cuh, whatever each cache stores them as: warps load 16
-// neighbouring dims of a token at a time to registers, codes and scales, and dequantize them as they store them.
+// Rows of latent caches of any element type, on their way into tiles of latent_wgmma.cuh: warps load 16 neighbouring dims of a
+// token at a time to registers, codes and scales, and dequantize them when they store them.
 //
-// A tile has 64 tokens, and is filled in two halves: 256 dims of V each, the second with what is K alone. Warp w has tokens 8w to
-// 8w + 7; lane 4g + j has token g of them, of each panel of 64 dims the 16 from 16j on. So four lanes read 64 dims of a row
+// A tile has 64 tokens, and is filled in two halves: 256 dims of V each, the second with the dims of K alone. Warp w has tokens
+// 8w to 8w + 7; lane 4g + j has token g of them, of each panel of 64 dims the 16 from 16j on. So four lanes read 64 dims of a row
 // together, and eight lanes that store meet no bank twice.
 //
-// `Tile` is that of latent_wgmma.cuh. A `Record` says how rows of some caches lie:
+// `Tile` is the Tile of latent_wgmma.cuh. A `Record` is the layout of rows of some caches:
 //
 //   struct Record {
 //     using Codes = Key;                                          // segment of the dims with scales; without scales, of all dims
 //     static constexpr uint32_t kPlainPanel = 7, kPlainAt = 448;  // first panel of 16-bit dims; its byte in a row
 //     static constexpr uint32_t kScaleBytes = 4, kScaleAccess = 4;  // scales of half of V's dims (0: none); so many at once
-//     static constexpr uint32_t kScaleStep = 4;                     // bytes from those to the other half's
+//     static constexpr uint32_t kScaleStep = 4;                     // bytes from them to the other half's scales
 //   };
 #pragma once
 
 #include "latent_wgmma.cuh"
 
-// Where a token's row lies, from the lane's first dims on; not `live`: nowhere, and it becomes zeros.
+// The address of a token's row, from the lane's first dims on; a row that is not `live` becomes zeros.
 struct RowPlace {
   const uint8_t *codes, *scales;
   bool live;
@@ -27,7 +27,7 @@ struct RowPlace {
 template <typename S>
 constexpr uint32_t kUnitBytes = sizeof(typename S::Element) * 16 / kPerElement<typename S::Element>;
 
-// That of token `offset` of a page; `Role` is the KeyRole of its cache.
+// The address of token `offset` of a page; `Role` is the KeyRole of its cache.
 template <typename Role, typename Cache, typename Page>
 __device__ __forceinline__ RowPlace row_place(const Cache& cache, const Page& page, uint32_t offset) {
   using Codes = typename Role::Main;
@@ -60,7 +60,7 @@ struct HalfOf {
   static constexpr uint32_t kFirst = kHalf * Tile::kMine, kPanels = kHalf == 0 ? Tile::kMine : Tile::kMine + Tile::kRopePanels;
   static constexpr bool kCopied = Record::kPlainPanel == 0;
   static constexpr bool kPowers = kSame<typename S::Element, e4m3> && kSame<typename S::Scale, e8m0> && kSame<E, bf16>;
-  // Panels of codes in the half; how many scales they have, of which the last one may be the other half's as well.
+  // Panels of codes in the half; the count of their scales, the last of which may belong to the other half as well.
   static constexpr uint32_t kRest = Record::kPlainPanel > kFirst ? Record::kPlainPanel - kFirst : 0, kCoded = kRest < Tile::kMine ? kRest : Tile::kMine;
   static constexpr uint32_t kScales = (kCoded * 64 + S::kBlockDims - 1) / S::kBlockDims;
   using Words = uint32_t[kPanels][8];
@@ -109,7 +109,7 @@ struct HalfOf {
     }
   }
 
-  // Waits for the loads; whether a scale of the warp's rows is NaN.
+  // Waits for the loads; returns true if a scale of the warp's rows is NaN.
   __device__ static __forceinline__ bool await(const Scales& scales) {
     if constexpr (kPowers) return __any_sync(~0u, has_nan<kScales>(scales));
     return false;
@@ -143,7 +143,7 @@ struct HalfOf {
     }
   }
 
-  // Starts copies of rows that nothing is held of to the tile at `stage`.
+  // Starts the copies of rows that no register holds to the tile at `stage`.
   __device__ static __forceinline__ void copy_async(uint8_t* stage, const RowPlace& place) {
     const uint32_t token = threadIdx.x / 4 % Tile::kTokens, chunk = copied_chunk();
     const uint32_t to = matrix_address(stage) + kFirst * Tile::kPanelBytes + token * 128 + (chunk ^ token % 8) * 16;
@@ -203,8 +203,9 @@ struct HalfRow {
     ((kOne || place.record == n++ ? void(found = Of<Records>::await(scales)) : void()), ...);
     return found;
   }
-  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there. Stored dims have their fence
-  // before the products here; copies land later, so where kCopies whoever waits for `full` has another fence behind that.
+  // Stores the rows to the tile at `stage`, or lets their copies land there; arrives at `full` when the lane's part is there.
+  // Stored dims have their fence for products here. Copies land later: with kCopies, a thread that has waited for `full` needs a
+  // fence.
   __device__ __forceinline__ void store(uint8_t* stage, uint64_t& full) const {
     uint32_t n = 0;
     ((kOne || place.record == n++ ? store_as<Records>(stage, full) : void()), ...);
@@ -222,7 +223,7 @@ struct HalfRow {
   }
 };
 
-// Which of a warp's 8 tokens are there, in the order of tokens, where each lane says it of its own. All lanes call it.
+// Bits of a warp's 8 tokens that are live, in the order of tokens; each lane gives the bit of its own token. All lanes call it.
 __device__ __forceinline__ uint8_t live_tokens(bool live) {
   uint32_t x = __ballot_sync(~0u, live) & 0x11111111u;
   x = (x | x >> 3) & 0x03030303u;

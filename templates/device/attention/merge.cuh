@@ -13,7 +13,7 @@
 #include "columns.cuh"
 #include "split_kv.cuh"
 
-// Partial results of more chunks than this are merged in groups of so many, and then the groups.
+// The most partial results of one merge; more chunks are merged in groups of so many, then the groups.
 constexpr uint32_t kFanIn = 32;
 
 __device__ __forceinline__ float load_partial(const float* p) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_partials(Vec<float, N>& x, const float* p) 
   }
 }
 
-// A counter that nobody has counted on: neither zeros nor small numbers that something else left there.
+// An idle counter: a value unlike zeros and small numbers that other data may have left there.
 constexpr uint32_t kIdle = 0x72746e63;  // "cntr"
 
 // Threads that meet: all of a block, or its first kThreads at a barrier of their own.
@@ -64,11 +64,11 @@ struct OutThreads<Out, decltype(Out::kBarrier)> {
 template <typename Out>
 using ThreadsOf = typename OutThreads<Out>::Type;
 
-// How a block stands among those that share a counter.
+// A block's rank among the blocks that share a counter.
 enum class Finished : uint8_t { early, last, miscounted };
 
-// Publishes this block's writes and takes part in the count; who comes last sets the counter back for the next layer. A
-// counter that counts more blocks than there are has been overwritten. All threads call it.
+// Publishes this block's writes and counts it; the last block sets the counter back for the next layer. A counter above the
+// number of blocks has been overwritten. All threads call it.
 template <typename Threads = AllThreads>
 __device__ __forceinline__ Finished sync_finish_among(uint32_t* counter, uint32_t blocks) {
   __threadfence();
@@ -85,7 +85,7 @@ __device__ __forceinline__ Finished sync_finish_among(uint32_t* counter, uint32_
   return Threads::sync_or(threadIdx.x == 0 && before >= blocks) ? Finished::miscounted : Finished::last;
 }
 
-// A partial result: of kCols columns row_max, row_sum, and kDim sums each; it begins at 16 bytes.
+// A partial result: row_max, row_sum and kDim sums of each of kCols columns, aligned to 16 bytes.
 template <typename Out>
 struct Partial {
   static constexpr uint32_t kHead = (2 * Out::kCols + 3) / 4 * 4;
@@ -136,10 +136,10 @@ __device__ __forceinline__ ColumnSums<Out::kVec> merge_teams(const Merged& merge
   return sums;
 }
 
-// Adds what was summed relative to `max` to what is there. The sum of a faulty chunk is NaN, and so is what it is added to.
+// Adds sums relative to `max` to the sums so far. The sum of a faulty chunk is NaN, and makes the result NaN.
 struct Running {
   float row_max = -infinity(), row_sum = 0.0f;
-  // The factors of what was there, and of what is added.
+  // Factors of the sums so far, and of the added sums.
   __device__ __forceinline__ Vec<float, 2> add(float max, float more) {
     const float higher = fmaxf(row_max, max), kept = rescale(row_max, higher), added = rescale(max, higher);
     row_max = higher;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void weigh_partials(float* scratch, float* first, uin
 }
 
 // Merges `count` partial results, `step` floats apart, in order: finish(chunk, col, dim, sums). All threads call it; it has
-// barriers. First a warp finds what a column's chunks weigh, then every thread sums, eight loads at a time.
+// barriers. First a warp computes the weights of a column's chunks, then every thread sums, eight loads at a time.
 template <typename Out, typename Finish>
 __device__ __forceinline__ void merge_partials(const KvChunk& chunk, float* first, uint64_t step, uint32_t count, uint32_t cols, float* scratch, const Finish& finish) {
   constexpr uint32_t kItems = 2, kVecs = Out::kDim / Out::kVec;  // items of a thread at once; vectors of a column
@@ -221,21 +221,21 @@ __device__ __forceinline__ void merge_partials(const KvChunk& chunk, float* firs
 }
 
 // After a chunk's partial result is in its slot: the last block of the request calls finish(chunk, col, dim, sums) for all of
-// it. `scratch` has kMergeFloats in shared memory. All threads call it; it has barriers. Where a counter was overwritten it is
-// unknown which block is the last: Fault::plan, and the blocks that see it share the columns out and finish them as failed.
+// it. `scratch` has kMergeFloats in shared memory. All threads call it; it has barriers. If a counter was overwritten, no
+// block is known to be the last: Fault::plan; the blocks that see it divide the columns and finish them as failed.
 template <typename Out, typename Finish>
 __device__ __forceinline__ void merge_request(const KvChunk& chunk, const Partials<Out>& partials, uint32_t cols, float* scratch, uint64_t* errors,
                                               const Finish& finish) {
   float* first = partials.at(chunk.slot);
   const uint32_t group = chunk.index / kFanIn, groups = (chunk.num_chunks + kFanIn - 1) / kFanIn;
-  // A group's counter is that of its first slot.
+  // A group's counter is the counter of its first slot.
   const uint32_t in_group = min(kFanIn, chunk.num_chunks - group * kFanIn);
   uint32_t index = chunk.index % kFanIn, blocks = in_group;  // this block among those of the counter
   Finished finished = sync_finish_among<ThreadsOf<Out>>(partials.counter(chunk.slot + group * kFanIn), blocks);
   if (finished == Finished::last && groups > 1) {
     float* leader = first + (uint64_t)group * kFanIn * partials.kStride;
     if (in_group > 1) {
-      // A thread writes where it alone has read; the maxima and sums have been read by all before the first of them.
+      // A thread overwrites only values that it alone has read. All threads have read the maxima and sums before the first write.
       merge_partials<Out>(chunk, leader, partials.kStride, in_group, cols, scratch,
                           [&](const KvChunk&, uint32_t col, uint32_t dim, const ColumnSums<Out::kVec>& sums) { store_partial<Out>(leader, col, dim, sums); });
     }

@@ -44,7 +44,7 @@ __device__ __forceinline__ PaddedStepRows<Index, Valid> step_rows(const Index* r
 
 constexpr uint32_t kMostListed = 1u << 26;  // entries of a list
 
-// Rows of q that attend to lists, each to all of them behind each other: every list takes whole tiles. Such a row is a request.
+// Rows of q that attend to lists: a row's lists follow each other, each in whole tiles. Such a row counts as a request.
 template <typename Index, uint32_t kLists>
 struct ListedRows {
   const Index* lengths[kLists];
@@ -104,7 +104,8 @@ __device__ __forceinline__ PlannedRequest request_at(const Cache&, const ListedR
   return request;
 }
 
-// Sums over requests: tiles, requests, tiles of the longest one, the stamp of the plan, and whether some rows are of no request.
+// Sums over requests: tiles, requests, tiles of the longest one, the stamp of the plan, and a flag: some rows belong to no
+// request.
 struct PlanSums {
   uint64_t tiles;
   uint32_t requests, longest, stamp, unclaimed;
@@ -150,9 +151,9 @@ __device__ __forceinline__ void store_idle(uint32_t* counters, uint64_t count) {
   for (uint64_t i = threadIdx.x; i < count; i += kThreads) counters[i] = kIdle;
 }
 
-// The cost of one SM part: an equal share of all, but no less than is worth a block. Where that would cut the longest request
-// into a few chunks more than one merge takes (kFanIn), a little more: a request alone begins with an SM part, its fixed cost
-// first; one among others begins anywhere, and so has one chunk more than its cost has shares.
+// The cost of one SM part: an equal share of all costs, but at least the cost that is worth a block. If that cuts the longest
+// request into slightly more chunks than one merge takes (kFanIn), the share is a little larger. A request alone begins with an
+// SM part, its fixed cost first; a request among others begins anywhere, and so has one chunk more than its cost has shares.
 template <typename Split>
 __device__ __forceinline__ uint64_t cost_share(const PlanSums& all, uint32_t num_sm_parts) {
   const uint64_t total = all.tiles + (uint64_t)all.requests * Split::kOverhead;
@@ -162,7 +163,7 @@ __device__ __forceinline__ uint64_t cost_share(const PlanSums& all, uint32_t num
   return max(share, ((uint64_t)all.longest + kFanIn - 2) / (kFanIn - 1));
 }
 
-// Where the chunks of a request go: `count` from number `index` on; those of several have slots from `slot` on.
+// The places of a request's chunks: `count` chunks from number `index` on. If there are several, they have slots from `slot` on.
 struct ChunkPlace {
   uint32_t index, count, slot;
 };

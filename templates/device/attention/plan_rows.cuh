@@ -22,7 +22,7 @@
 
 #include "plan_kv.cuh"
 
-// The largest x of the threads before this one, and `all`'s, which the largest of all threads replaces. All threads call it.
+// The largest x of the threads before this one and of `all`; `all` becomes the largest of all threads. All threads call it.
 template <uint32_t kThreads>
 __device__ __forceinline__ uint32_t sync_scan_max(uint32_t x, uint32_t& all) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t sync_scan_max(uint32_t x, uint32_t& all) {
 }
 
 // The rows [begin, begin + rows) of request b. Offsets that decrease, or pass the rows, count as the largest offset up to them:
-// ranges then follow one another whatever the offsets are, and those that are not what the offsets say are faulty.
+// so ranges follow one another for any offsets, and a range that differs from its offsets is faulty.
 template <typename Split, typename Rows>
 __device__ __forceinline__ Claim sync_claim(const Rows& rows, uint32_t batch, uint32_t b, uint32_t& largest) {
   if (rows.row_offsets == nullptr) {
@@ -93,8 +93,8 @@ __device__ __forceinline__ PlannedTile tile_at(const KvChunk& whole, uint32_t n)
   return tile;
 }
 
-// body(tile, live) for every tile of the step, by all threads as often as each other, where not `live` without one; `held` is
-// shared memory, `first_row` the first offset. Returns the row behind the last request's.
+// body(tile, live) for every tile of the step. All threads call it equally often; a thread that is not `live` has no tile. `held`
+// is shared memory, `first_row` the first offset. Returns the row behind the last request's.
 template <typename Split>
 struct HeldRequests {
   KvChunk whole[Split::kThreads];
@@ -134,7 +134,7 @@ __device__ __forceinline__ uint32_t sync_for_each_tile(HeldRequests<Split>& held
   return min(largest, rows.num_rows);
 }
 
-// Sums over the tiles: of costs, of the tokens that several share, of what tells this plan from others.
+// Sums over the tiles: costs, tokens that several tiles share, and the plan's stamp.
 struct TileSums {
   unsigned long long cost, tokens;
   uint32_t stamp;
@@ -145,8 +145,8 @@ struct Pieces {
   uint32_t count, slot;
 };
 
-// Where a plan cuts the keys of tiles: into equal parts that cost no more than `share`, or, where cuts are fixed, at all of them
-// if the tile costs more than that, and slots for the pieces.
+// The cuts of tiles' keys: equal parts that cost at most `share`, or, with fixed cuts, all cuts of a tile that costs more; and
+// the slots of the pieces.
 template <typename Split>
 struct Cuts {
   uint32_t share, max_slots, slots;  // slots: taken so far
@@ -230,7 +230,7 @@ struct ListOrder {
   }
 };
 
-// Counts of `next` become where entries stand. All threads, one a bucket, of which there are kThreads.
+// Turns the counts of `next` into places of entries. All threads, one a bucket, of which there are kThreads.
 template <uint32_t kThreads>
 __device__ __forceinline__ void sync_order(ListOrder& order, unsigned long long cost, float blocks) {
   static_assert(kThreads == kBuckets);

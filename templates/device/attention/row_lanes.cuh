@@ -2,7 +2,7 @@
 //
 // The lanes have the columns and tokens that they have on tensor cores (row_tile.cuh): lane 4g + j columns 16m + g and g + 8, of
 // every 8 tokens 2j and 2j + 1; and of every 16 dims of V the four from 4j on. So the softmax and partial results are those of
-// tensor cores. Q, a tile's rows of K and then of V, and its weights lie in shared memory as f32, whatever the cache has.
+// tensor cores. Q, a tile's rows of K and then of V, and its weights lie in shared memory as f32, for any type of the cache.
 //
 // `Tile` names the numbers: segments K and V, kTokens of a tile, kTeamWarps of a block, kParts of them that share columns, each
 // with kPartDims dims of V; from row to row in shared memory kKeyPitch and kValuePitch floats, odd multiples of 4, and kKeyWidth
@@ -22,13 +22,13 @@ struct LaneShape {
   using Weights = float[kCols][kWeightPitch];
   static_assert(Tile::kTokens % 8 == 0 && Tile::kPartDims % 16 == 0 && kThreads % Tile::kTokens == 0);
 
-  // As RowShape has them.
+  // The names of RowShape.
   __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0 && threadIdx.x / 32 % Tile::kParts == 0; }
   __device__ static __forceinline__ uint32_t first_dim() { return threadIdx.x / 32 % Tile::kParts * Tile::kPartDims + 4 * (threadIdx.x % 4); }
   __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) { return first_dim() + d / 2 * 16 + d % 2 * 2 + e; }
 };
 
-// Column `col` of the block out of `row`, by a warp; zeros where it is not `live`.
+// Column `col` of the block out of `row`, by a warp; zeros if it is not `live`.
 template <typename Tile, typename T>
 __device__ __forceinline__ void store_query_column(typename LaneShape<Tile>::Query& query, uint32_t col, const T* row, bool live) {
 #pragma unroll 4
@@ -98,9 +98,8 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, const typename L
 // The smallest number of f32 that arithmetic does not flush to 0.
 constexpr float kLeastWeight = 1.17549435e-38f;
 
-// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Weights of hidden tokens
-// are 0, no
-// others: an infinity or NaN in V of a token that a row sees is the row's.
+// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Only weights
+// of hidden tokens are 0: an infinity or NaN in V of a token that a row sees belongs in its result.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ void store_weights(typename LaneShape<Tile>::Weights& weights, uint32_t first, RowSums<Tile>& sums, const RowScores<Tile>& s, const Factor& factor) {
   const uint32_t g = threadIdx.x % 32 / 4, j = threadIdx.x % 4;
@@ -119,7 +118,7 @@ __device__ __forceinline__ void store_weights(typename LaneShape<Tile>::Weights&
     }
 }
 
-// Adds V of the tile times the weights. A weight of 0 is not multiplied, for a hidden token may hold anything.
+// Adds V of the tile times the weights. A weight of 0 is not multiplied, because a hidden token may hold anything.
 template <typename Tile>
 __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, const typename LaneShape<Tile>::Weights& weights, uint32_t first, const typename LaneShape<Tile>::Rows& rows) {
   using Shape = LaneShape<Tile>;

@@ -25,7 +25,7 @@ struct RowShape {
 
   // True if the lane is the one that stores maxima and sums of its columns.
   __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0; }
-  // The dim of element e of the lane's tile d of dims; from V::kSize on there is none.
+  // The dim of element e of the lane's tile d of dims; at or past V::kSize there is none.
   __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) {
     const uint32_t t = d / 2;
     return t / Values::kTiles * Values::kDims + Values::value_dim(t % Values::kTiles, d % 2 * 8 + 2 * (threadIdx.x % 4) + e);
@@ -60,7 +60,7 @@ struct RowScores {
   float e[RowShape<Tile>::kM][RowShape<Tile>::kTokenTiles][4];
 };
 
-// A factor of each of the lane's columns, out of those from `factors` on; of a warp that is not `live` none is read.
+// A factor of each of the lane's columns, out of those from `factors` on; a warp that is not `live` reads none.
 template <typename Tile>
 struct RowFactors {
   float e[RowShape<Tile>::kM][2];
@@ -289,7 +289,7 @@ struct RowUnit {
   float unit[RowShape<Tile>::kM][2] = {}, inverse[RowShape<Tile>::kM][2] = {};
 };
 
-// As raise_max: `out` is relative to the unit, which shrinks with row_max in its place. One below f32's range starts anew.
+// raise_max for `out` relative to the unit: the unit shrinks with row_max in its place. A unit below f32's range starts anew.
 template <typename Tile>
 __device__ __forceinline__ void raise_max(RowSums<Tile>& sums, RowUnit<Tile>& value, float (&high)[RowShape<Tile>::kM][2]) {
 #pragma unroll
@@ -310,7 +310,7 @@ __device__ __forceinline__ void raise_max(RowSums<Tile>& sums, RowUnit<Tile>& va
 }
 
 // Scores become weights times their token's scale of V, v_scales(token of the tile); row_sum gets the weights alone. A weight of
-// 0 stays 0 whatever the scale. The lane's largest of each column; whether one passes its unit.
+// 0 stays 0 whatever the scale. The lane's largest weight of each column; returns true if one passes its unit.
 template <typename Tile, typename ValueScales, typename Factor>
 __device__ __forceinline__ bool weigh_by_value_scales(float (&largest)[RowShape<Tile>::kM][2], RowScores<Tile>& s, RowSums<Tile>& sums, const RowUnit<Tile>& value,
                                                       const ValueScales& v_scales, const Factor& factor) {
@@ -440,13 +440,13 @@ struct RowWeights {
   uint32_t e[Tile::kTokens / 16][RowShape<Tile>::kM][4];
 };
 
-// Which tokens the lane's columns see, a bit each: 8t + 2r + e is element e of register r of the weights of tokens 16t and on.
+// The tokens that the lane's columns see, a bit each: 8t + 2r + e is element e of register r of the weights of tokens 16t and on.
 template <typename Tile>
 struct SeenTokens {
   static_assert(Tile::kTokens <= 64);
   uint32_t e[RowShape<Tile>::kM];
 
-  // Hidden tokens are those whose s is `hidden`.
+  // A hidden token has the s `hidden`.
   __device__ __forceinline__ SeenTokens(const RowScores<Tile>& s, float hidden) {
 #pragma unroll
     for (uint32_t m = 0; m < RowShape<Tile>::kM; ++m) {
@@ -458,9 +458,8 @@ struct SeenTokens {
 };
 
 // Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and
-// another does not may hold infinities or NaN, which times a weight of 0 are NaN. A block of dims after the other, in little code
-// and few registers:
-// it is rarely run.
+// another does not may hold infinities or NaN, and 0 times them is NaN. Blocks of dims follow each other,
+// in little code and few registers, because it rarely runs.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,
                                                       const GroupScales& scale = {}) {
@@ -504,7 +503,7 @@ __device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint3
 
 // ---- Results
 
-// `out` in place of multiples of the unit.
+// Multiplies `out` by the unit.
 template <typename Tile>
 __device__ __forceinline__ void apply_unit(RowSums<Tile>& sums, const RowUnit<Tile>& value) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Rows of latent caches on their way into one tile in shared memory, whatever each cache stores them as: 16 neighbouring dims at
-// a time, codes and scales, wait in registers and are dequantized as they are stored.
+// Rows of latent caches of any element type, on their way into one tile in shared memory: 16 neighbouring dims at a time, codes
+// and scales, wait in registers and are dequantized when they are stored.
 //
 // `Tile` names kThreads, kTokens, kPitch (bytes from row to row of the tile), the Element of the tile and kRowUnits of 16 dims of
 // a row. `Role` is a cache's KeyRole.
@@ -7,13 +7,13 @@
 
 #include "latent_tile.cuh"
 
-// The lists of a row of q, one a cache: entries, how many of them count, and the tile that begins with the first one.
+// The lists of a row of q, one a cache: the entries, their count, and the tile that begins with the first entry.
 struct KeyList {
   const int32_t* entries;
   uint32_t count, first_tile;
 };
 
-// The list that a tile is of.
+// The list of a tile.
 template <uint32_t kLists>
 __device__ __forceinline__ uint32_t list_of(const KeyList (&lists)[kLists], uint32_t tile) {
   uint32_t found = 0;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void widen_unit(Vec<E, RowUnit::kDims>& out, const Ro
   dequantize_stored(out, (const Stored<S, RowUnit::kDims>&)unit, global_scale_of<S>(cache));
 }
 
-// Starts the loads of the rows that `entries` names, physical rows of this cache; what is none becomes zeros.
+// Starts the loads of the rows that `entries` names, physical rows of this cache; kNoEntry becomes zeros.
 template <typename Role, typename Tile, typename Cache>
 __device__ __forceinline__ void load_units(TileUnits<Tile>& units, const Cache& cache, const uint32_t* entries) {
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_units(TileUnits<Tile>& units, const Cache& 
   }
 }
 
-// Their values to the tile at `rows`.
+// Stores their values to the tile at `rows`.
 template <typename Role, typename Tile, typename Cache>
 __device__ __forceinline__ void store_units(uint8_t* rows, const TileUnits<Tile>& units, const Cache& cache) {
 #pragma unroll

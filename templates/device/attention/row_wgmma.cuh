@@ -16,7 +16,7 @@
 template <uint32_t kDims>
 constexpr uint32_t kGroupBytes = 16 * kDims;
 
-// Where 8 dims of a row stand.
+// The place of 8 dims of a row.
 template <uint32_t kDims>
 __device__ __forceinline__ uint32_t group_offset(uint32_t row, uint32_t dim) {
   return row / 8 * kGroupBytes<kDims> + dim / 64 * 1024 + row % 8 * 128 + (dim % 64 / 8 ^ row % 8) * 16;
@@ -98,8 +98,8 @@ __device__ __forceinline__ void rescale_out(RowSums<Tile>& sums, const float (&s
   sums.rescale_out(0, 1, shrink[1]);
 }
 
-// Scores become weights 2^(score - row_max), added to row_sum in f32. kMarks: those of tokens that the column does not see become
-// -0.
+// Scores become weights 2^(score - row_max), added to row_sum in f32. kMarks: weights of tokens that the column does not see
+// become -0.
 template <bool kMarks, typename Tile, typename Factor>
 __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, const Factor& factor) {
   const float from[2] = {sums.row_max[0][0] == -infinity() ? 0.0f : sums.row_max[0][0], sums.row_max[0][1] == -infinity() ? 0.0f : sums.row_max[0][1]};
@@ -114,7 +114,7 @@ __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& 
       sums.row_sum[0][r / 2] += x;
     }
 }
-// The four lanes of a column have a part of its sum each: together in all of them.
+// Each of a column's four lanes has a part of its sum; afterwards all have the whole sum.
 template <typename Tile>
 __device__ __forceinline__ void add_lanes(RowSums<Tile>& sums) {
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const 
     for (uint32_t h = 0; h < 2; ++h) pack_pair((typename Tile::Operand*)&weights.e[n / 2][n % 2 * 2 + h], s.e[0][n][2 * h], s.e[0][n][2 * h + 1]);
 }
 
-// ---- Infinities and NaN in V of tokens that not all columns see: times a weight of 0 they are NaN
+// ---- Infinities and NaN in V of tokens that not all columns see: 0 times them is NaN
 
 // True if the tile has one.
 template <typename Tile>
@@ -146,7 +146,8 @@ __device__ __forceinline__ bool has_special_values(const uint8_t* values) {
   return special;
 }
 
-// Adds them to the columns that see their token, whose weight is not -0. Weights are turned once around, two registers at a time.
+// Adds them to the columns that see their token, that is, whose weight is not -0. Weights rotate through the registers once, two
+// registers at a time.
 template <typename Tile>
 __device__ __forceinline__ void add_special_values(RowSums<Tile>& sums, TileWeights<Tile>& weights, const uint8_t* values) {
   using T = typename Tile::Operand;
@@ -180,7 +181,7 @@ __device__ __forceinline__ void add_special_values(RowSums<Tile>& sums, TileWeig
   }
 }
 
-// They become zeros, by `threads` threads of which this is number `thread`.
+// Turns them into zeros, by `threads` threads; this one is number `thread`.
 template <typename Tile>
 __device__ __forceinline__ void clear_special_values(uint8_t* values, uint32_t thread, uint32_t threads) {
   using T = typename Tile::Operand;
@@ -202,8 +203,8 @@ __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const 
   for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) for_each_eight(*(const float(*)[4][4])sums.out[0][first], first, each);
 }
 
-// Adds up what two warpgroups have summed of the same columns, in the one whose tokens count as the earlier ones: the `later` one
-// puts its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call
+// Adds the sums of two warpgroups over the same columns, in the one of the earlier tokens. The `later` one stores its sums over Q
+// (kRoom dims of 128 columns), as many dims at a time as fit, and its maxima and row sums to `heads`. Threads of both call
 // it, `threads` together, and meet at barrier `id`; Q has been read by then.
 template <uint32_t kRoom, typename Tile>
 __device__ __forceinline__ void sync_merge_sums(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {

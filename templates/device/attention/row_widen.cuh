@@ -3,7 +3,7 @@
 // floats beside the tile and multiply sums of K and weights of V. Scales of groups of dims, and zero points, are applied to
 // widened elements. Codes of MAX's nvfp4 are widened by the table of their group (fp4_tables.cuh).
 //
-// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both
+// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: in both
 // swizzled patterns they touch different banks, and a thread has its row's scales in registers.
 #pragma once
 
@@ -121,8 +121,8 @@ struct CodeRows {
       if constexpr (kMultiplied) {
 #pragma unroll
         for (uint32_t i = 0; i < 2 * kInByte; ++i) {
-          // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero *
-          // scale.
+          // (code - zero) * scale. In code * scale - zero * scale all dims of a group would be off by the rounding of
+          // zero * scale.
           if constexpr (S::kZero) x[i] = add_halves(x[i], zero[g]);
           x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : multiply_halves(x[i], scale[g]);
         }
@@ -156,7 +156,7 @@ struct CodeRows {
   }
 };
 
-// Where dim `dim` of 8 widened ones stands, and which one stands there.
+// The place of dim `dim` among 8 widened dims, and the dim at a place.
 template <bool kApart>
 __device__ __forceinline__ constexpr uint32_t place_of_dim(uint32_t dim) { return kApart ? dim % 4 * 2 + dim / 4 : dim; }
 template <bool kApart>
@@ -213,16 +213,16 @@ __device__ __forceinline__ void scale_tokens(RowScores<Tile>& s, const float* sc
 struct ScaleRange {
   uint32_t high[4], low[4];
 
-  // The rows of warp `own`, a row a lane; those not `live` count for nothing.
+  // The rows of warp `own`, a row a lane; rows that are not `live` do not count.
   __device__ __forceinline__ void store(uint32_t own, float scale, bool live) {
     const uint32_t bits = __float_as_uint(scale) & 0x7fffffffu, largest = __reduce_max_sync(~0u, live ? bits : 0), smallest = __reduce_min_sync(~0u, live ? bits : kU32Max);
     if (threadIdx.x % 32 == 0) high[own] = largest, low[own] = smallest;
   }
 };
 
-// Weights carry their token's scale of V, so row_max rises with the logarithm of both: raise_max of row_wgmma.cuh, where a score
-// counts as much as the tile's largest scale may make of it. Where the scales of a tile differ by more than 2^10, or are no
-// numbers, each score counts with its own: f16 would hold too little of a weight whose token has a small one.
+// Weights carry their token's scale of V, so row_max rises with the logarithm of both: raise_max of row_wgmma.cuh, a score
+// counts with the tile's largest scale. If the scales of a tile differ by more than 2^10, or are NaN or infinite, each score
+// counts with its own scale, because f16 would lose the weights of tokens with small scales.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const float* scales, const ScaleRange& range, const Factor& factor) {
   const uint32_t largest = __reduce_max_sync(~0u, range.high[threadIdx.x % 4]), smallest = __reduce_min_sync(~0u, range.low[threadIdx.x % 4]);

@@ -1,6 +1,6 @@
 // Attention on CUDA cores: some lanes of a warp share a token, each with some of its dims of K and V in f32.
 //
-// `Lanes` names how: kLanes lanes a token, so 32 / kLanes tokens a warp at once; kWidth elements of a lane at a time, in
+// `Lanes` names the division: kLanes lanes a token, so 32 / kLanes tokens a warp at once; kWidth elements of a lane at a time, in
 // kKeyChunks steps of K and kValueChunks of V, chunk c from dim (c * kLanes + lane) * kWidth on; kCols columns, the segments K
 // and V.
 #pragma once
@@ -12,7 +12,7 @@ template <typename Lanes>
 struct LaneQuery {
   float e[Lanes::kCols][Lanes::kKeyChunks][Lanes::kWidth];
 
-  // Column `col` at `row`, kAccess elements at a time; zeros where it is not `live`.
+  // Column `col` at `row`, kAccess elements at a time; zeros if it is not `live`.
   template <uint32_t kAccess, typename T>
   __device__ __forceinline__ void load(uint32_t col, const T* row, bool live) {
     const uint32_t lane = threadIdx.x % Lanes::kLanes;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void exponentiate(LaneSums<Lanes>& sums, float& score
     for (uint32_t i = 0; i < Lanes::kWidth; ++i) sums.out[col][c][i] *= old;
 }
 
-// Adds the token's V times the weights; a weight of 0 is not multiplied, for a hidden token may hold anything.
+// Adds the token's V times the weights; a weight of 0 is not multiplied, because a hidden token may hold anything.
 template <typename Lanes, typename Cache>
 __device__ __forceinline__ void multiply_pv(LaneSums<Lanes>& sums, const float (&weight)[Lanes::kCols], const Cache& cache, const PageRef& page,
                                             uint32_t offset, uint32_t head, float global) {

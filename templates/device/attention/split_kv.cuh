@@ -3,7 +3,8 @@
 // A request's tokens are cut into tiles; a chunk is a run of them. Results of a request's chunks: merge.cuh.
 #pragma once
 
-// A run of a request's tokens, [begin, end), for the query rows [row, row + rows). Faulty: `tokens` is what to report.
+// A run of a request's tokens, [begin, end), for the query rows [row, row + rows). If it is faulty, `tokens` is the reported
+// position.
 struct alignas(16) KvChunk {
   uint32_t b, row, rows;
   uint32_t tokens, begin, end;
@@ -61,11 +62,11 @@ struct FullMask {
   __device__ static uint32_t last(uint32_t, uint32_t tokens) { return tokens; }
 };
 
-// How the rows of a step are claimed.
+// The claim on a row of a step.
 enum class RowKind : uint8_t { claimed, empty, faulty, orphan };
 
-// Rows of requests, with offsets or kRows each. A request is found from each of its rows, or it is faulty: offsets that
-// contradict each other never give a row to two.
+// Rows of requests, by offsets, or kRows a request. A request is found from each of its rows, or it is faulty: offsets that
+// contradict each other never give a row to two requests.
 struct Claim {
   uint32_t b, begin, rows;
   RowKind kind;
@@ -81,7 +82,7 @@ __device__ __forceinline__ Claim claim_of(const Index* row_offsets, uint32_t bat
   const RowRange range = range_of(row_offsets, batch, row, num_rows);
   if (range.padding) return {range.b, row, 1, bad_total(row_offsets, batch, num_rows) ? RowKind::orphan : RowKind::empty};
   const uint32_t rows = range.end - range.begin;
-  // Rows of no request are not its own either, where it reaches past the last offset.
+  // A request that reaches past the last offset does not own rows of no request.
   bool good = range.valid && rows <= kRows && (kRows == 1 || range.end <= load_index(row_offsets, batch));
   if constexpr (kRows > 1) {
 #pragma unroll 1
@@ -92,7 +93,7 @@ __device__ __forceinline__ Claim claim_of(const Index* row_offsets, uint32_t bat
   return {range.b, good ? range.begin : row, good ? rows : 1, good ? RowKind::claimed : RowKind::faulty};
 }
 
-// The tokens of request b, the `rows` that this step adds included; 2^32 - 1 where they cannot be counted.
+// The tokens of request b, the `rows` that this step adds included; 2^32 - 1 if they cannot be counted.
 template <bool kNewInLength, typename Cache>
 __device__ __forceinline__ uint32_t tokens_with(const Cache& cache, uint32_t b, uint32_t rows) {
   const uint32_t tokens = cache.length(b);
@@ -116,7 +117,7 @@ __device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim
     chunk.fault = Fault::length;
     return chunk;
   }
-  // Rows stand at tokens - rows and on; those before the first token see nothing.
+  // Rows stand at positions tokens - rows and on; rows before the first token see nothing.
   const uint32_t first = tokens > claim.rows ? tokens - claim.rows : 0;
   chunk.end = min(tokens == 0 ? 0 : Mask::last(tokens - 1, tokens), min(tokens, most_tokens));
   chunk.begin = min(max(held, Mask::first(first)), chunk.end);
@@ -129,7 +130,7 @@ struct PlanSizes {
   uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
 
-// A number that tells words from others.
+// A hash of words.
 template <uint32_t kCount>
 __device__ __forceinline__ uint32_t hash_of(const uint32_t (&words)[kCount]) {
   uint32_t hash = 0;
@@ -160,7 +161,7 @@ struct alignas(16) PlanHeader {
   __device__ __forceinline__ uint32_t sum() const { return hash_of({num_chunks, wrong_total, stamp, first_row, end_row, heads_together}); }
 };
 
-// Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
+// The layout of a workspace; kvgen/runtime/workspace.py sizes it.
 struct Plan {
   PlanHeader* header;
   uint32_t* starts;     // first chunk of each SM part, and the end, plus stamp_at() of plan and SM part; extend: asked_works()
@@ -201,21 +202,21 @@ struct ChunkRange {
   uint32_t begin, end;
 };
 
-// The range of an SM part under a header that is for this call, false where it is not this plan's.
+// The range of an SM part, under a header for this call; returns false if the range is not this plan's.
 __device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, const PlanHeader& header, uint32_t sm_part) {
   range = {plan.starts[sm_part] - stamp_at(header.stamp, sm_part), plan.starts[sm_part + 1] - stamp_at(header.stamp, sm_part + 1)};
   return range.begin <= range.end && range.end <= header.num_chunks;
 }
 
-// How many works of extend's list blocks have asked for beside their first ones: the same number in both words, the upper one
-// plus the plan's stamp, so that one which is not this plan's is known. It takes the place of `starts`.
+// extend: the count of works that blocks have taken from the list beyond their first ones. Both words have it, the upper one plus
+// the plan's stamp, so that a counter of another plan is found. It stands in the place of `starts`.
 constexpr unsigned long long kOneWork = (1ull << 32) + 1;
 __device__ __forceinline__ unsigned long long idle_works(uint32_t stamp) { return (unsigned long long)stamp << 32; }
 __device__ __forceinline__ unsigned long long* asked_works(const Plan& plan) { return (unsigned long long*)plan.starts; }
 
 // Chunk `i` of a plan with this stamp, for a call of `batch` requests, `num_rows` rows and `max_slots` slots, which its header
-// has too. One that is not this plan's becomes Fault::plan, without rows: nothing outside the call or the workspace follows
-// from what lies there.
+// has too. A chunk that is not this plan's becomes Fault::plan, without rows, so its numbers never lead outside the call or the
+// workspace.
 template <uint32_t kRows>
 __device__ __forceinline__ KvChunk read_chunk(const Plan& plan, uint32_t stamp, uint32_t i, uint32_t batch, uint32_t num_rows, uint32_t max_slots) {
   const KvChunk chunk = plan.chunks[i];

@@ -7,7 +7,7 @@
 #include "mma_tile.cuh"
 #include "tile_scales.cuh"
 
-// The scales of token `token` of head `own` of a tile out of its stage, as bf16: those of groups 2i and 2i + 1 in powers[i].
+// The scales of token `token` of head `own` of a tile out of its stage, as bf16: groups 2i and 2i + 1 in powers[i].
 template <typename Scales>
 __device__ __forceinline__ void read_powers(uint32_t (&powers)[(Scales::kGroups + 1) / 2], const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head) {
   constexpr uint32_t kGroups = Scales::kGroups;
@@ -22,11 +22,11 @@ __device__ __forceinline__ void read_powers(uint32_t (&powers)[(Scales::kGroups 
     }
   }
 }
-// The one of group `group`, in the lower half.
+// The scale of group `group`, in the lower half.
 template <uint32_t N>
 __device__ __forceinline__ uint32_t power_of(const uint32_t (&powers)[N], uint32_t group) { return powers[group / 2] >> group % 2 * 16; }
 
-// Onto codes, as KeyGroupScales and ValueGroupScales ask for them.
+// Scales for codes, as KeyGroupScales and ValueGroupScales take them.
 template <typename Scales>
 struct ElementPowers {
   static constexpr uint32_t kGroups = Scales::kGroups, kTokens = Scales::kTokens, kEntry = Scales::kEntry, kBytes = kTokens * kGroups * kEntry;
@@ -49,7 +49,7 @@ struct ElementPowers {
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, uint32_t pair) { return multiply_bf16(codes, pair); }
 };
 
-// Onto sums of products of each group of K, as f32, a token's side by side.
+// Scales for sums of products of each group of K, as f32, a token's scales side by side.
 template <typename Scales>
 struct SumPowers {
   static constexpr uint32_t kGroups = Scales::kGroups, kTokens = Scales::kTokens, kBytes = kTokens * kGroups * 4;
@@ -83,7 +83,7 @@ struct PowerUnit {
   uint32_t bits = 0x0080, inverse = 0x7e807e80u;  // as bf16, at least 2^-126; of both halves
 
   __device__ __forceinline__ float value() const { return __uint_as_float(bits << 16); }
-  // Raises it to `higher`; what sums are to be multiplied by.
+  // Raises the unit to `higher`; returns the factor of sums.
   __device__ __forceinline__ float raise(uint32_t higher) {
     const float before = value();
     bits = higher;
@@ -92,7 +92,7 @@ struct PowerUnit {
   }
 };
 
-// Onto weights of V, as fractions of a unit, those of two tokens side by side for each group.
+// Scales for weights of V, as fractions of a unit, two tokens side by side for each group.
 template <typename Scales, typename E>
 struct WeightPowers {
   static constexpr uint32_t kGroups = Scales::kGroups, kTokens = Scales::kTokens, kBytes = kTokens * kGroups * 2, kPairs = (kGroups + 1) / 2;
@@ -101,8 +101,8 @@ struct WeightPowers {
   static constexpr bool kBelow = kBelowBf16<E> != 1.0f;
   static constexpr float kFactor = kBelow ? 256.0f : 1.0f;
 
-  // The scales of the tile's tokens, of which each lane has one, `token`, and some `store` theirs. Where one passes the unit that
-  // rises, and the warp's sums are rescaled.
+  // The scales of the tile's tokens: each lane has one token, `token`, and some lanes `store` its scales. If a scale passes the
+  // unit, the unit rises, and the warp's sums are rescaled.
   template <typename Tile>
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head, bool store,
                                                 WarpSums<Tile>& sums, PowerUnit& unit) {
@@ -123,7 +123,7 @@ struct WeightPowers {
   }
 
  private:
-  // Raises the unit to the largest of all lanes' scales that is a number.
+  // Raises the unit to the largest of all lanes' scales that is not NaN.
   template <typename Tile>
   __device__ static __forceinline__ void raise_above(const uint32_t (&powers)[kPairs], WarpSums<Tile>& sums, PowerUnit& unit) {
     uint32_t high = unit.bits;
