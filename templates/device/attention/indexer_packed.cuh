@@ -3,10 +3,9 @@
 //
 // A key's 64 bytes lie in a tile as four chunks of 16, which stand at chunk ^ row / 2 % 4: ldmatrix meets no bank twice. A lane
 // gets eight neighbouring dims of each: pairs 0 and 1 are operands of one step of 16, pairs 2 and 3 of the next one, and q's dims
-// follow:
-// chunk x of 32 dims of its row has pair x of all four lanes.
+// follow: chunk x of 32 dims of its row has pair x of all four lanes.
 //
-// `Tile` is that of indexer_scores.cuh, with the bytes of codes as kRowBytes.
+// `Tile` is the Tile of indexer_scores.cuh, with the bytes of codes as kRowBytes.
 #pragma once
 
 #include "bf16_codes.cuh"
@@ -27,7 +26,7 @@ __device__ __forceinline__ void widen_scaled(uint32_t (&out)[4], uint32_t word, 
   for (uint32_t i = 0; i < 4; ++i) out[i] = multiply_bf16(out[i], scale);
 }
 
-// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 4 lanes
+// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is the address of this thread's row; null: zeros. 4 lanes
 // copy a row.
 template <typename Tile>
 __device__ __forceinline__ void copy_packed_keys_async(uint32_t stage, const uint8_t* row) {

@@ -23,7 +23,7 @@ constexpr uint32_t kQueryPanel = Tile::kRows * Tile::kHeads * 128;
 
 // ---- Copies
 
-// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 8 lanes
+// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is the address of this thread's row; null: zeros. 8 lanes
 // copy 128 bytes.
 template <typename Tile>
 __device__ __forceinline__ void copy_keys_async(uint32_t stage, const uint8_t* row) {

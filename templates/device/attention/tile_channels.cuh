@@ -1,9 +1,8 @@
-// K whose scales and zero points are those of channels over a group of tokens, as KIVI has them, and the newest tokens, which
-// wait in 16 bits.
+// K with scales and zero points of channels over a group of tokens (KIVI), and its newest tokens, which wait in 16 bits.
 //
 // A tile's tokens are of one group, so that a tile has one scale and one zero point a dim: they are copied into its stage with
-// the rows and applied to fragments, a = (code - zero) * scale as f16: the product of zero and scale, rounded, would be off the
-// same way for all tokens of a group, which shows in their LSE. Tiles of tokens that wait take rows of f16 in the place of codes.
+// the rows and applied to fragments, a = (code - zero) * scale as f16: a rounded product of zero and scale would be off in
+// the same way for all tokens of a group, which shows in their LSE. Tiles of waiting tokens have rows of f16 in place of codes.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -23,8 +22,8 @@ struct TileChannels {
   // Copies can begin at the scales of every page.
   template <typename Cache>
   __device__ static __forceinline__ bool aligned(const Cache&) { return true; }
-  // Starts the copies of the scales of the tile's group, `offset` tokens into the page; zeros where no token of the tile is asked
-  // for.
+  // Starts the copies of the scales of the tile's group, `offset` tokens into the page; zeros if no token of the tile is
+  // needed.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
@@ -35,7 +34,7 @@ struct TileChannels {
       if (copy < kCopies) cp_async<kCopyBytes>(stage + copy * kCopyBytes, from + copy * kCopyBytes, begin < end);
     }
   }
-  // As TileScales has them.
+  // The names of TileScales.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
     copy_some(stage, cache, page, thread, first, offset, head, 0, 1);

@@ -1,7 +1,7 @@
 // Tiles of K and V on their way from pages into a stage of a ring, by the threads of a team.
 //
-// Besides what mma_tile.cuh asks of it `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the bytes
-// of one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V; kHeads are the
+// Besides the names that mma_tile.cuh reads, `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the
+// bytes of one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V; kHeads are the
 // neighbouring kv heads of a tile, whose rows lie side by side. Tile n of a request has its tokens from n * kTokens on. Rows
 // outside the chunk become zeros, and so do rows of pages that are not found. `scales` are copied with the rows.
 //
@@ -29,12 +29,12 @@ struct NoTileScales {
   static constexpr uint32_t kStageBytes = 0;
 };
 
-// Tiles of a request that a team fetches: those before `end`, of which the chunk has [whole, whole_end) whole.
+// Tiles of a request that a team fetches: tiles before `end`; the chunk has tiles [whole, whole_end) in full.
 struct FetchedTiles {
   uint32_t whole, whole_end, end;
 };
 
-// The ids of the page that thread `thread` of the team copies from; of tokens behind the chunk none, which reads nothing.
+// The ids of the page that thread `thread` of the team copies from; tokens behind the chunk have no ids and read nothing.
 template <typename Tile, typename Cache>
 __device__ __forceinline__ PageIds look_up_page(const Cache& cache, const PageList& pages, const KvChunk& chunk, uint32_t tile, uint32_t thread) {
   const uint32_t token = tile * Tile::kTokens + TileCopies<Tile>::token(thread);

@@ -1,4 +1,4 @@
-// Bytes of registers: what the element types without conversions of their own are made with.
+// Bytes of registers, for conversions of element types without instructions of their own.
 #pragma once
 
 #include "types.cuh"
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t number_in(const Word (&words)[kWords], uint3
   return number & (kBits < 32 ? (1u << kBits % 32) - 1 : ~0u);
 }
 
-// Four of the eight bytes of `high`:`low`. A nibble of `selector` names one; its top bit asks for eight copies of that
+// Four of the eight bytes of `high`:`low`. A nibble of `selector` names one; its top bit selects eight copies of that
 // byte's sign instead. Unlike __byte_perm, no instruction is spent on ignoring that bit.
 __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   uint32_t out;
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_
   return out;
 }
 
-// The bits of `a` where `mask` has ones, those of `b` elsewhere: one instruction, where the compiler makes two of shifted words.
+// The bits of `a` where `mask` has ones, the bits of `b` elsewhere: one instruction; for shifted words the compiler makes two.
 __device__ __forceinline__ uint32_t blend(uint32_t mask, uint32_t a, uint32_t b) {
   uint32_t out;
   asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(out) : "r"(mask), "r"(a), "r"(b));
@@ -84,7 +84,7 @@ __device__ __forceinline__ BytePlanes gather_planes(uint32_t a, uint32_t b, uint
 constexpr uint32_t kByteSigns = 0x80808080u;
 constexpr uint32_t kNibbleSigns = 0x88888888u;
 
-// min and max that give NaN where an operand is NaN; the plain ones give the other operand.
+// min and max that give NaN if an operand is NaN; fminf and fmaxf give the other operand.
 __device__ __forceinline__ float min_nan(float a, float b) {
   float out;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));

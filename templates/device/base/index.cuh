@@ -1,4 +1,4 @@
-// Untrusted indices: lengths, offsets, page ids, slots. Whatever they hold, they end up in range or at kU32Max.
+// Untrusted indices: lengths, offsets, page ids, slots. Any value ends up in range or at kU32Max.
 #pragma once
 
 // Entry i as an unsigned 32-bit number; negative or larger values become kU32Max, which no bound admits.
@@ -9,8 +9,8 @@ __device__ __forceinline__ uint32_t load_index(const int64_t* p, uint64_t i) {
   return x < 0 || x > (int64_t)kU32Max ? kU32Max : (uint32_t)x;
 }
 
-// Entry i as the id of a page. Negative ones of 32 bits count as 2^31 and more, which no pool has whose ids are signed: no test
-// of the sign waits for the load.
+// Entry i as the id of a page. Negative ids of 32 bits count as 2^31 and more, which no pool with signed ids has; so no test of
+// the sign waits for the load.
 template <typename Id>
 __device__ __forceinline__ uint32_t load_page_id(const Id* p, uint64_t i) {
   if constexpr (sizeof(Id) == 4) return (uint32_t)p[i];
@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t ba
   return low;
 }
 
-// Request b and its rows [begin, end), or no request (padding). `valid` is false where the offsets around b decrease or
+// Request b and its rows [begin, end), or no request (padding). `valid` is false if the offsets around b decrease or
 // pass the rows: then the row's request is unknown.
 struct RowRange {
   uint32_t b, begin, end;
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool bad_length(uint32_t length, uint32_t new_rows) {
 // True if a run of tokens from `start` on ends past every length.
 __device__ __forceinline__ bool bad_run(uint32_t start, uint32_t count) { return start >= kU32Max - count; }
 
-// True if the last offset is wrong, which makes padding of rows, or rows of padding.
+// True if the last offset is wrong, which turns rows into padding, or padding into rows.
 template <typename Index>
 __device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows) {
   if (batch == 0) return false;
@@ -105,7 +105,7 @@ __device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, 
   return total > num_rows || total < load_index(offsets, batch - 1);
 }
 
-// Reports a last offset that is wrong, as of the last request.
+// Reports a wrong last offset, as a fault of the last request.
 template <typename Index>
 __device__ __forceinline__ void report_bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows, uint64_t* errors) {
   if (bad_total(offsets, batch, num_rows)) report(errors, Fault::row_offsets, batch - 1, num_rows);

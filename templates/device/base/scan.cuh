@@ -1,4 +1,4 @@
-// Prefix sums over the requests of a batch, and what a step's offsets say about one of them.
+// Prefix sums over the requests of a batch, and a step's rows, tokens and pages of one request.
 #pragma once
 
 // Offsets that a block keeps in shared memory, where a binary search makes no trips to global memory.
@@ -34,7 +34,7 @@ __device__ __forceinline__ uint64_t sync_sum_before(uint64_t earlier, uint64_t x
   return others + sum - x;
 }
 
-// The sum of `x` of the threads before this one, and of all. All threads call it, as often as they like.
+// The sum of `x` of the threads before this one, and of all threads. All threads call it, any number of times.
 template <uint32_t kThreads, typename T>
 __device__ __forceinline__ T sync_scan(T x, T& total) {
   constexpr uint32_t kWarps = kThreads / 32;
@@ -60,7 +60,7 @@ __device__ __forceinline__ T sync_scan(T x, T& total) {
   return before + sum - x;
 }
 
-// body(offsets), with them in shared memory where they fit, as load_index gives them. All threads of the block call it.
+// body(offsets), with the offsets in shared memory if they fit, as load_index gives them. All threads of the block call it.
 template <uint32_t kThreads, typename Index, typename Body>
 __device__ __forceinline__ void sync_with_offsets(const Index* offsets, uint32_t batch, const Body& body) {
   __shared__ uint32_t held[kHeldOffsets];
@@ -73,18 +73,19 @@ __device__ __forceinline__ void sync_with_offsets(const Index* offsets, uint32_t
   }
 }
 
-// Something counted for a request; 0 where lengths or offsets contradict each other.
+// A count of a request; 0 if lengths or offsets contradict each other.
 struct Counted {
   uint32_t count;
   Fault fault;
 };
 
-// A count as an index array has it.
+// A count in an index array's type.
 __device__ __forceinline__ Counted counted(uint32_t count) {
   return {count == kU32Max ? 0 : count, count == kU32Max ? Fault::length : Fault::none};
 }
 
-// Entry i where entries are compared with each other: a negative one is above every index, which is_index tells of the largest.
+// Entry i for comparisons between entries: a negative entry is above every index; is_index distinguishes it from the largest
+// index.
 __device__ __forceinline__ uint32_t load_unsigned(const uint32_t* p, uint64_t i) { return p[i]; }
 __device__ __forceinline__ uint32_t load_unsigned(const int32_t* p, uint64_t i) { return (uint32_t)p[i]; }
 __device__ __forceinline__ uint32_t load_unsigned(const int64_t* p, uint64_t i) { return load_index(p, i); }
@@ -104,7 +105,7 @@ __device__ __forceinline__ Counted new_rows_of(const Index* offsets, uint32_t ba
   return {valid ? end - begin : 0, valid ? Fault::none : Fault::row_offsets};
 }
 
-// Tokens of request b, this step's included; kBefore: lengths do not count those.
+// Tokens of request b, this step's included; kBefore: lengths do not count this step's.
 template <bool kBefore, typename Cache, typename Index>
 __device__ __forceinline__ Counted tokens_of(const Cache& cache, const Index* offsets, uint32_t b) {
   const uint32_t length = cache.length(b);
@@ -114,7 +115,7 @@ __device__ __forceinline__ Counted tokens_of(const Cache& cache, const Index* of
   return {kBefore ? length + rows.count : length, Fault::none};
 }
 
-// Pages of a request, and how many tokens its last one has.
+// Pages of a request, and the count of tokens in its last page.
 struct Pages {
   uint32_t count;
   Fault fault;

@@ -1,8 +1,8 @@
-// Vector access: the widest one first, then as many narrower ones as the memory's runs ask for.
+// Vector access: one wide access, or as many narrower ones as the memory's runs need.
 #pragma once
 
 // Says that a pointer kept in shared memory points to global memory: the access is then no generic one. Compilers before 13.2
-// stop over the assumption ("Broken function found"); without it accesses are generic, and right.
+// stop at the assumption ("Broken function found"); without it accesses are generic, and correct.
 template <typename T>
 __device__ __forceinline__ T* in_global(T* p) {
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1302
@@ -22,8 +22,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, W>& in) {
 #pragma unroll
   for (uint32_t i = 0; i < W; i += N) *(Vec<T, N>*)(p + i) = *(const Vec<T, N>*)&in.e[i];
 }
-// kBytes = 1, 2, 4, 8 or 16 bytes where `live`; else `to` stays what it was, and `from` is not read. asm: the compiler waits for
-// what it loads behind a condition.
+// kBytes = 1, 2, 4, 8 or 16 bytes where `live`; else `to` keeps its value, and `from` is not read. asm: the compiler waits at
+// once for a load behind a condition.
 template <uint32_t kBytes>
 __device__ __forceinline__ void load_live(uint32_t* to, const void* from, bool live) {
   if constexpr (kBytes == 16) {

@@ -12,7 +12,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* bar, uint32_t arrivals) 
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Gives the bytes back, for other use of the shared memory.
+// Invalidates the barrier, so that its shared memory may have another use.
 __device__ __forceinline__ void mbarrier_invalidate(uint64_t* bar) {
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* bar, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
       "r"(bytes) : "memory");
 }
-// True if the phase of this parity has ended (0 for the first, then 1, 0, ...); waits a while before it says no.
+// True if the phase of this parity has ended (0 for the first, then 1, 0, ...); waits a while before it returns false.
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* bar, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"

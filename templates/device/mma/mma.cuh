@@ -5,7 +5,7 @@
 // 0-7 and 8-15 of columns 0-7, then of columns 8-15; b, transposed: k 0-7, then 8-15; c: rows 0-7 (two f32), then 8-15.
 #pragma once
 
-// Where something lies in shared memory, as the functions below take it.
+// An address in shared memory, for the functions below.
 __device__ __forceinline__ uint32_t matrix_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 // N = 1, 2 or 4 matrices; lane 8i + r gives the address of row r of matrix i, 16 bytes at a multiple of 16. All lanes of the
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t transposed(uint32_t matrix) {
   return out;
 }
 
-// c += a b, summed in f32; T is what a and b hold.
+// c += a b, summed in f32; T is the type of a and b.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <>

@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t fresh_address(uint64_t tile) {
 // The tile `n` times 16 bytes further on. Addresses do not grow into the bits above theirs.
 __device__ __forceinline__ uint64_t tile_at(uint64_t tile, uint32_t n) { return tile >> 32 << 32 | (uint32_t)tile + n; }
 
-// Before the first product, and wherever registers of one have been written by other instructions.
+// Before the first product, and after other instructions have written registers of a product.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // The products since the last group become a group.
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -55,14 +55,14 @@ __device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
   return any != 0;
 }
 
-// Gives registers away, or takes what others gave: so many for each thread of the warpgroup from here on.
+// Releases registers, or takes released ones: each thread of the warpgroup has so many from here on.
 template <uint32_t N>
 __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <uint32_t N>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
 // each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time, of 4 tiles of 8 dims from `first` on: the four
-// threads of a column exchange what they have.
+// threads of a column exchange their sums.
 template <typename Each>
 __device__ __forceinline__ void for_each_eight(const float (&out)[4][4], uint32_t first, const Each& each) {
   const uint32_t j = threadIdx.x % 4;
@@ -87,7 +87,7 @@ __device__ __forceinline__ void for_each_eight(const float (&out)[4][4], uint32_
     each(8 * (first + j), h, x);
   }
 }
-// ---- Products d = a b, or d + a b if `add`; T is what a and b hold. A thread has half as many sums as there are columns.
+// ---- Products d = a b, or d + a b if `add`; T is the type of a and b. A thread has half as many sums as there are columns.
 //
 //   multiply_keys    columns are rows of b, which are along the sum: tokens of K
 //   multiply_values  columns lie along the rows of b, 64 in each of its panels: dims of V

@@ -1,5 +1,5 @@
-// Codes that stand for the values of a codebook. `Codes` is what memory is made of, unsigned; `Book` has value(code), and
-// code_of(x): the code whose value is nearest to x, the larger one of two, 0 where x is NaN.
+// Codes that stand for the values of a codebook. `Codes` is the unsigned type in memory; `Book` has value(code), and
+// code_of(x): the code whose value is nearest to x, the larger one of two, 0 if x is NaN.
 #pragma once
 
 #include "elements.cuh"
@@ -62,7 +62,7 @@ __device__ __forceinline__ void decode(Signs<T>, float (&out)[N], uint32_t word)
   for (uint32_t i = 0; i < N; ++i) out[i] = word >> (i * kElementBits<T> + kHighest) & 1 ? 1.0f : -1.0f;
 }
 
-// Values of codes with signs: what they stand for and, by their sign, so much more or less, times the scale.
+// Values of codes with signs: the codebook's value plus or minus `left`, by the code's sign, times the scale.
 template <typename T, uint32_t N, uint32_t M>
 __device__ __forceinline__ void dequantize_signs(T, float (&out)[N], const Raw<T, N>& raw, const float (&scale)[M], const float (&left)[M]) {
   float sign[N];

@@ -37,7 +37,7 @@ constexpr uint32_t kPlacesEach = kElementBits<T> == 3 ? 8 : kPerElement<T>;
 template <typename T>
 constexpr bool kStrided = false;
 
-// How many T hold n elements, and the reverse.
+// The count of T that hold n elements, and the reverse.
 template <typename T>
 __host__ __device__ constexpr uint32_t units_of(uint32_t n) {
   return n / kTogether<T> * (kTogether<T> * kElementBits<T> / (8 * sizeof(T)));
@@ -47,7 +47,7 @@ __host__ __device__ constexpr uint32_t elements_of(uint32_t units) {
   return units / units_of<T>(kTogether<T>) * kTogether<T>;
 }
 
-// The largest code: what an amax is divided by. Integers without zero leave out their lowest code, so that none has no
+// The largest code, which divides an amax. Integers without zero point leave out their lowest code, so that every code has an
 // opposite.
 template <typename T>
 constexpr float kLargest = 0.0f;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void pack(Raw<T, N>& raw, const float (&codes)[N]) {
     for (uint32_t i = 0; i + 1 < N; i += 2) pack_pair(&raw.e[i], codes[i], codes[i + 1]);
     if constexpr (N % 2 != 0) raw.e[N - 1] = from_f32<T>(codes[N - 1]);
   } else {
-    // As many codes as make up a word, or three bytes, are encoded at once.
+    // The codes of a word, or of three bytes, are encoded at once.
     constexpr uint32_t kCodes = 32 / kElementBits<T> / kTogether<T> * kTogether<T>, kGroups = (N + kCodes - 1) / kCodes;
     uint32_t group[kGroups];
 #pragma unroll
@@ -149,7 +149,7 @@ __device__ __forceinline__ void unpack(float (&codes)[N], const Raw<T, N>& raw) 
   }
 }
 
-// e4m3 scales: as any other scale type, but what is too large saturates.
+// e4m3 scales: as any other scale type, but too large values saturate.
 __device__ __forceinline__ float to_f32(e4m3 x) {
   float out[4];
   decode(x, out, x.bits);

@@ -1,4 +1,4 @@
-// e2m1, eight in a word: +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}. Casting saturates, infinities too; a NaN becomes +6; what rounds
+// e2m1, eight in a word: +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}. Casting saturates, infinities too; a NaN becomes +6; a value that rounds
 // to zero becomes +0.
 #pragma once
 
@@ -11,7 +11,7 @@ struct e2m1x2 {
 template <uint32_t N>
 struct Vec<e2m1x2, N> : Bytes<e2m1x2, N> {};
 
-// Conversions of e2m1 belong to a family of architectures, not to all that follow: __CUDA_ARCH__ alone does not tell.
+// Conversions of e2m1 belong to a family of architectures, not to all later ones: __CUDA_ARCH__ alone does not decide.
 #if defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || defined(__CUDA_ARCH_SPECIFIC__)
 #define KVGEN_HAS_E2M1 (__CUDA_ARCH__ >= 1000)
 #else

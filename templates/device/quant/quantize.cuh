@@ -6,7 +6,7 @@
 
 #include "elements.cuh"
 
-// ---- Over a block: NaN where one element is.
+// ---- Over a block: NaN if one element is NaN.
 
 template <uint32_t N>
 __device__ __forceinline__ float amax_of(const float (&x)[N]) {
@@ -130,7 +130,7 @@ __device__ __forceinline__ ScaleZero<S> scale_from_least(float lo, float hi) {
   return {from_f32<S>(__fdiv_rn(__fsub_rn(hi, lo), kLargest<T>)), from_f32<S>(__fadd_rn(lo, 0.0f))};
 }
 
-// "unit": the norm of a block over the norm of what its codes stand for.
+// "unit": the norm of a block divided by the norm of its codes' values.
 template <typename S>
 __device__ __forceinline__ S unit_scale(float norm, float of_codes) {
   return from_f32<S>(of_codes == 0.0f ? 0.0f : __fdiv_rn(norm, of_codes));
@@ -147,7 +147,7 @@ __device__ __forceinline__ uint32_t squares_in_units(const float (&values)[N]) {
     sum += __float_as_uint(__fmaf_rn(values[i], values[i], Book::kSquareBase)) - __float_as_uint(Book::kSquareBase);
   return sum;
 }
-// A block's norm over that of what its codes stand for; where these are all 0, the norm.
+// A block's norm divided by the norm of its codes' values; the block's norm if these are all 0.
 template <typename Book>
 __device__ __forceinline__ float corrected_norm(float norm, uint32_t squares) {
   const float of_codes = __fmul_rn(__fsqrt_rn(__uint2float_rn(squares)), Book::kNormUnit);
@@ -156,7 +156,7 @@ __device__ __forceinline__ float corrected_norm(float norm, uint32_t squares) {
 
 // ---- Codes
 
-// x / scale, rounded once; all zero where the scale is. M scales, each of N / M neighbours. (Quotients below 2^-28 may be off
+// x / scale, rounded once; all zero if the scale is zero. M scales, each of N / M neighbours. (Quotients below 2^-28 may be off
 // by their last bit, which no code can show.)
 //
 // Ordinary scales: one reciprocal for all, in two parts, gives quotients within one unit of the last place, and their
@@ -212,7 +212,7 @@ __device__ __forceinline__ void quantize(Raw<T, N>& raw, const float (&x)[N], fl
   pack<T>(raw, codes);
 }
 
-// "min": of what values are above the least one.
+// "min": codes of the differences to the least value.
 template <typename T, uint32_t N>
 __device__ __forceinline__ void quantize_from_least(Raw<T, N>& raw, const float (&x)[N], float scale, float least) {
   float above[N];
@@ -241,7 +241,7 @@ __device__ __forceinline__ void dequantize_from_least(float (&out)[N], const Raw
 #pragma unroll
   for (uint32_t i = 0; i < N; ++i) out[i] = __fadd_rn(out[i], least[i / (N / M)]);
 }
-// "max": through e4m3, as if that were what the cache held.
+// "max": through e4m3, as if the cache held e4m3.
 template <uint32_t N, uint32_t M>
 __device__ __forceinline__ void dequantize_max(float (&out)[N], const Raw<e2m1x2, N>& raw, const float (&scale)[M]) {
   dequantize<e2m1x2>(out, raw, scale);

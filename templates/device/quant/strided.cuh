@@ -1,5 +1,5 @@
-// Codes that share bytes with others a row's bytes away: byte i of a row has elements i, i + n, ..., n bytes a row, the first one
-// in its lowest bits. N such elements are N bytes of memory; loaded, each byte keeps one code.
+// Strided codes: byte i of a row of n bytes has elements i, i + n, i + 2 n ..., the first in its lowest bits. N such elements are
+// N bytes of memory; loaded, each byte keeps one code.
 #pragma once
 
 #include "elements.cuh"

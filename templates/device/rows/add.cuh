@@ -1,10 +1,10 @@
 // Adding rows to what a cache holds: an element is read, added to in f32 and written back by one thread, a block with a
-// computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load_rows, then
+// computed scale by its lanes. The rows' own elements may be loaded before their places are known: load_rows, then
 // store_sum.
 //
 // A block of kThreads threads has some neighbouring rows, or a part of one; its threads take their slots in turn, kBatch each:
-// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A,
-// spelled out in the kernel, names the segment Stored, kThreads, kBatch, kWidth and kAccess, and kLanes, kChunks and kUnroll of
+// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A
+// of the kernel names the segment Stored, kThreads, kBatch, kWidth and kAccess, and kLanes, kChunks and kUnroll of
 // blocks.
 #pragma once
 
@@ -91,7 +91,7 @@ struct BlockAdd {
   using Codes = Raw<typename S::Element, kWidth>;
   Vec<Value, kWidth> more[kBatch][kKept];
 
-  // The head and dim of chunk c of a slot; whether there is such a chunk.
+  // The head and dim of chunk c of a slot; `live`: there is such a chunk.
   struct Chunk {
     uint32_t head, dim;
     bool live;

@@ -1,10 +1,10 @@
 // Sine and cosine of an angle in f32, as RoPE needs them: no table, no local memory, no slow path, no conversions.
 //
-// Both within 0.85 ulp of f32 for every angle up to 2^24 (all of them were tried). A larger one counts as 0, so that what
-// follows stays finite; an infinity or NaN gives NaN. A zero may come out with either sign.
+// Both within 0.85 ulp of f32 for every angle up to 2^24 (all of them were tried). A larger angle counts as 0, so that
+// results stay finite; an infinity or NaN gives NaN. A zero may come out with either sign.
 //
-// Cody and Waite: quarter turns are taken off, pi / 2 being the sum of three f32. How many is found in two steps, a multiple
-// of 256 and then the nearest number, as one f32 product would miss it from 2^22 on. The first of the three
+// Cody and Waite: quarter turns are taken off, pi / 2 being the sum of three f32. Their number is found in two steps, a
+// multiple of 256 and then the nearest number, because one f32 product would miss it from 2^22 on. The first of the three
 // leaves at most 24 bits, exactly; the rounding error of the others is kept in `low`, so that angles next to a multiple of
 // pi / 2 keep their digits. Then minimax polynomials on [-pi / 4, pi / 4]. Nothing here may be contracted or reordered.
 #pragma once
@@ -14,7 +14,7 @@ __device__ __forceinline__ void sincos_f32(float angle, float& s, float& c) {
   constexpr float kTurns = 0x1.45f306p-1f;                                                      // 2 / pi
   constexpr float k256 = 3221225472.0f, kOne = 12582912.0f;  // 1.5 * 2^31 and 2^23: added, they round to such multiples
 
-  // First of all, so that there is nothing left for a branch to skip. NaN where the angle is no number.
+  // First, so that a branch has nothing left to skip. NaN if the angle is NaN or infinite.
   angle = fabsf(angle) <= 16777216.0f ? angle : __fmul_rn(angle, 0.0f);
   const float many = __fsub_rn(__fmaf_rn(angle, kTurns, k256), k256);
   const float coarse = __fmaf_rn(-many, kHigh, angle);
@@ -43,7 +43,7 @@ __device__ __forceinline__ void sincos_f32(float angle, float& s, float& c) {
   const float less = __fmaf_rn(square, -0.5f, __fsub_rn(1.0f, most));
   cosine = __fadd_rn(most, __fmaf_rn(cosine, __fmul_rn(square, square), __fmaf_rn(-x, low, less)));
 
-  // Odd: the two change places. By bits, as a choice would become a branch.
+  // Odd quarter turns swap sine and cosine, by bits: a conditional would become a branch.
   const uint32_t sine_bits = __float_as_uint(sine), cosine_bits = __float_as_uint(cosine);
   const uint32_t swap = (sine_bits ^ cosine_bits) & (0u - (quarters & 1u));
   const uint32_t turned = quarters << 30;  // its uppermost bit: half a turn
@@ -58,7 +58,7 @@ __device__ __forceinline__ float2 cos_sin_of(float angle, float factor = 1.0f) {
   return {found.x * factor, found.y * factor};
 }
 
-// Cosine and sine as a row of a table has them, at two places of it.
+// Cosine and sine from two places of a table's row.
 template <typename T>
 __device__ __forceinline__ float2 cos_sin_in(const T* row, uint32_t cosine, uint32_t sine) {
   return {to_f32(row[cosine]), to_f32(row[sine])};

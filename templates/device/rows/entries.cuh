@@ -5,7 +5,7 @@
 
 #include "new_rows.cuh"
 
-// The row as its entry's, at the position of the entry's first token; a row whose token ends no entry is padding from here on.
+// The row as its entry's row, at the position of the entry's first token. A row whose token ends no entry becomes padding.
 template <typename Cache>
 __device__ __forceinline__ NewRow entry_of(const NewRow& row) {
   if (row.state != RowState::known) return row;

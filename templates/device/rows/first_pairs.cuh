@@ -1,16 +1,15 @@
-// RoPE of the first of a head's pairs: H::kTurningPairs of the kRotaryDim / 2 pairs turn, the others stay.
+// RoPE on a head's first pairs: H::kTurningPairs of the kRotaryDim / 2 pairs rotate, the others stay.
 #pragma once
 
 #include "heads.cuh"
 
-// Where the angle of RoPE pair i waits among the kTurningPairs of its row: lanes that read together read neighbours.
+// The place of pair i's angle among the kTurningPairs angles of its row: lanes that read together read neighbours.
 template <typename H>
 __device__ constexpr uint32_t first_angle(uint32_t i) {
   return i % HeadLayout<H>::kTogether * (H::kTurningPairs / HeadLayout<H>::kTogether) + i / HeadLayout<H>::kTogether;
 }
 
-// Neox pairs: element i turns with element kRotaryDim / 2 + i. `angles` are (cos, sin) of the pairs that turn, each where
-// first_angle says.
+// Neox pairs: element i rotates with element kRotaryDim / 2 + i. `angles` are (cos, sin) of the rotated pairs, at first_angle(i).
 template <typename H>
 __device__ __forceinline__ void rotate_first(Head<H>& x, const float2* angles, uint32_t lane) {
   using W = HeadLayout<H>;

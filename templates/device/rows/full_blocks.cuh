@@ -1,4 +1,4 @@
-// How many blocks of 256 threads fill an SM.
+// The count of blocks of 256 threads that fill an SM.
 #pragma once
 
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900)

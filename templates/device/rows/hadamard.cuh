@@ -11,7 +11,7 @@ __device__ __forceinline__ void add_and_subtract(float& a, float& b) {
 
 // x H / sqrt(kDim), where H[i][j] is -1 to the number of bits that i and j have in common. Every bit of the dim is a bit of the
 // element in its vector, of the lane, or of the vector's number (HeadLayout), and has a step that adds and subtracts the two
-// elements which differ in it; those of two lanes meet by a shuffle. All lanes of the head call it.
+// elements which differ in it; elements of two lanes meet by a shuffle. All lanes of the head call it.
 template <typename H>
 __device__ __forceinline__ void hadamard(Head<H>& x, uint32_t lane) {
   using W = HeadLayout<H>;

@@ -1,6 +1,6 @@
 // Norms of a head in registers besides RMS norm with weights: RMS norm without weights, and LayerNorm.
 //
-// N, spelled out in the kernel, has kEps; for RMS norm also kCount, the elements over which the mean runs.
+// N, a struct of the kernel, has kEps; for RMS norm also kCount, the elements over which the mean runs.
 #pragma once
 
 #include "heads.cuh"
@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t head_mask(uint32_t lane) {
   return 0xffffffffu >> (32 - H::kLanes) << (threadIdx.x % 32 - lane);
 }
 
-// The head's first N::kCount elements times `factor`; all of them where the mean was over more than the head.
+// The head's first N::kCount elements times `factor`; all elements if the mean was over more than the head.
 template <typename N, typename H>
 __device__ __forceinline__ void rms_norm_by(Head<H>& x, float factor, uint32_t lane) {
   x.vectors(lane, [&](float (&at)[H::kWidth], uint32_t e) {
@@ -28,8 +28,8 @@ __device__ __forceinline__ void rms_norm(Head<H>& x, uint32_t lane) {
   rms_norm_by<N>(x, rms_factor(squares, (float)N::kCount, N::kEps), lane);
 }
 
-// (x - mean) / sqrt(variance + kEps) of the head. The variance is summed of what is left without the mean, as a difference of two
-// sums would lose digits.
+// (x - mean) / sqrt(variance + kEps) of the head. The variance sums the squares of x - mean, because a difference of two sums
+// would lose digits.
 template <typename N, typename H>
 __device__ __forceinline__ void standardize(Head<H>& x, uint32_t lane) {
   float sum = 0.0f, squares = 0.0f;

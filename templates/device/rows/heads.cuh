@@ -1,14 +1,14 @@
 // Heads of a step's rows in registers: bias, RMS norm and RoPE, in f32, before they are stored.
 #pragma once
 
-// How H::kLanes lanes share a head. H, spelled out in the kernel, has kDim, kWidth, kLanes, kRotaryBegin, kRotaryDim and kNeox:
+// The division of a head among H::kLanes lanes. H, a struct of the kernel, has kDim, kWidth, kLanes, kRotaryBegin, kRotaryDim and
+// kNeox:
 // of kDim elements, RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of vectors of kWidth elements, half of
 // kRotaryDim apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other,
-// interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
+// interleaved neighbours in a vector. Dims without RoPE follow in the same way. So no lane needs another lane's elements.
 //
-// Where H has kBits, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim that lie as the rotated one
-// does:
-// every bit of a lane's number, or of an element's in its vector, is then a bit of the dim.
+// With kBits, sizes are powers of two, and dims without RoPE follow in runs of kRotaryDim, in the order of the rotated run. Then
+// every bit of a lane's number, or of an element's number in its vector, is a bit of the dim.
 template <typename H, typename = void>
 constexpr bool kByBits = false;
 template <typename H>
@@ -27,7 +27,7 @@ struct HeadLayout {
   static constexpr bool kBits = kByBits<H>;
   static_assert(kRotaryDim % (2 * kWidth) == 0 && kRotaryBegin % kWidth == 0 && kDim % kWidth == 0);
 
-  // The first element of vector v (0 or 1) of pair p; kDim or more where there is none.
+  // The first element of vector v (0 or 1) of pair p; kDim or more if there is none.
   __device__ static constexpr uint32_t element(uint32_t p, uint32_t v) {
     if constexpr (kBits && kRotaryDim > 0) {
       const uint32_t i = p % kRotaryPairs, first = kNeox || kWidth > 1 ? i * kWidth + v * (kRotaryDim / 2) : 2 * i + v;
@@ -42,7 +42,7 @@ struct HeadLayout {
     return rest + kRotaryDim;
   }
 
-  // Where the angle of RoPE pair i waits among those of its row: lanes that read together read neighbours.
+  // The place of RoPE pair i's angle among the angles of its row: lanes that read together read neighbours.
   __device__ static constexpr uint32_t angle(uint32_t i) {
     return i % kTogether * (kRotaryDim / 2 / kTogether) + i / kTogether;
   }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void read(float (&x)[N], const T* p) {
   unpack<T>(x, raw);
 }
 
-// N neighbours rounded to T, by one access. 16 bytes are spelled out: NVRTC tears some of such stores apart.
+// N neighbours rounded to T, by one access. 16 bytes are stored by asm, because NVRTC splits some of these stores.
 template <uint32_t N, typename T>
 __device__ __forceinline__ void write(T* p, const float (&x)[N]) {
   Raw<T, N> raw;
@@ -102,7 +102,7 @@ struct Head {
   using W = HeadLayout<H>;
   float x[W::kChunks][2][W::kWidth];
 
-  // Calls each(vector, its first element) for the vectors that there are.
+  // Calls each(vector, its first element) for every vector of the head.
   template <typename Each>
   __device__ __forceinline__ void vectors(uint32_t lane, const Each& each) {
 #pragma unroll
@@ -158,7 +158,7 @@ struct Head {
     return sum;
   }
 
-  // RMS norm of the head's first N::kCount elements, in all lanes of the head. N, spelled out in the kernel, has kCount, kEps,
+  // RMS norm of the head's first N::kCount elements, in all lanes of the head. N, a struct of the kernel, has kCount, kEps,
   // kOffset (of the weights) and the type Cast to which heads are rounded before the weights: float, not at all.
   template <typename N, typename Weight>
   __device__ __forceinline__ void norm(const Weight* weight, uint32_t lane) {
@@ -185,7 +185,7 @@ struct Head {
     });
   }
 
-  // RoPE; `angles` are (cos, sin) of the row's pairs, each where W::angle says.
+  // RoPE; `angles` are (cos, sin) of the row's pairs, at W::angle(pair).
   __device__ __forceinline__ void rotate(const float2* angles, uint32_t lane) {
     constexpr uint32_t kStep = W::kRotaryPairs * (W::kAcross ? 1 : 2);
 #pragma unroll

@@ -4,8 +4,8 @@
 // and the row is then not stored: its slot has a page with null pointers.
 #pragma once
 
-// padding: a row of no request. unknown: a row whose request or position is wrong, which was reported. known: all others, also
-// rows whose page is bad, and rows that a ring does not keep.
+// padding: a row of no request. unknown: a row whose request or position is wrong, which was reported. known: all other rows,
+// rows with a bad page and rows that a ring does not keep included.
 enum class RowState : uint32_t { padding, unknown, known };
 
 // A new row: token `position` of request b, whose last row of this step is token `last`.
@@ -30,7 +30,8 @@ struct RowSlot {
   uint32_t position;
 };
 
-// The slot of a row in a cache with a residual: K waits in the tail of request `tail` until seal quantizes it; kU32Max: it did.
+// The slot of a row in a cache with a residual: K waits in the tail of request `tail` until seal quantizes it; kU32Max: it is
+// quantized.
 template <typename Page>
 struct TailSlot {
   Page page;
@@ -39,7 +40,7 @@ struct TailSlot {
   uint32_t tail;
 };
 
-// A thread's part in the search for rows of a block: kLanes neighbouring lanes, all of `mask`, look for the request of row `row`.
+// A thread's part in the search for requests of a block's rows: kLanes neighbouring lanes, all of `mask`, search for row `row`.
 struct SearchLane {
   uint32_t row, lane, mask;
 };
@@ -72,7 +73,7 @@ __device__ __forceinline__ NewRow row_in_range(const Cache& cache, const RowRang
   return row_of_request<kAfter>(cache, range.b, row - range.begin, range.end - range.begin, errors, fault, row);
 }
 
-// Row `row` where every request has padded_rows rows, the first valid_lengths[b] of them new.
+// Row `row` if every request has padded_rows rows, the first valid_lengths[b] of them new.
 template <bool kAfter, typename Cache, typename Index>
 __device__ __forceinline__ NewRow padded_row(const Cache& cache, const Index* valid_lengths, uint32_t padded_rows, uint32_t row,
                                              uint64_t* errors) {
@@ -126,7 +127,7 @@ __device__ __forceinline__ auto tail_slot_of(const Cache& cache, const NewRow& r
   return {page, row.position % cache.page_tokens, row.state, sealed ? kU32Max : row.b};
 }
 
-// The slot that slots[row] names, page * page_tokens + token; none for -1, and where the row is unknown.
+// The slot that slots[row] names, page * page_tokens + token; no slot for -1, or if the row is unknown.
 template <typename Cache, typename Index>
 __device__ __forceinline__ TokenSlot<typename Cache::Page> named_slot(const Cache& cache, const Index* slots, uint32_t row, RowState state,
                                                                       uint64_t* errors) {

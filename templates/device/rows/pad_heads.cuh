@@ -1,4 +1,4 @@
-// Heads that the caller's rows have behind a model's, for attention kernels that take 64 or 128: zeros.
+// Zero heads behind a model's heads in the caller's rows, for attention kernels that take 64 or 128 heads.
 #pragma once
 
 #include "new_rows.cuh"

@@ -1,16 +1,16 @@
 // Tokens pooled into entries of the cache: a softmax over an entry's tokens, channel by channel, by the scores of a gate.
 //
-// Entry j has tokens [j * kRate, (j + 1) * kRate), and with kOverlap those of entry j - 1 before them: of their rows the first
-// kDim columns count, of its own tokens' the second kDim. Tokens before 0 do not count. A row is kv and score, kColumns f32 each:
-// of tokens of this step the call's arrays have it, of earlier ones a state page of kTokens rows.
+// Entry j has tokens [j * kRate, (j + 1) * kRate), and with kOverlap the tokens of entry j - 1 before them: the first kDim
+// columns of their rows count, and the second kDim columns of the entry's own tokens. Tokens before 0 do not count. A row is kv
+// and score, kColumns f32 each. Rows of this step are in the call's arrays, rows of earlier steps in a state page of kTokens
+// rows.
 //
-// A ring has one page a request, and token p its row p % kTokens. A step of more rows than the ring has leaves no order between
-// blocks in which one reads old rows and others store new ones there: the block that emits the step's first entry, the only
-// reader of them, then stores those rows as well (defers), and the second entry, which reads some of the same rows, is emitted by
-// it, too.
+// A ring has one page a request, and token p its row p % kTokens. In a step of more rows than the ring has, no
+// order of blocks lets one block read old rows before others overwrite them. So the block of the step's first entry, the only
+// reader of old rows, stores these rows itself (defers), and emits the second entry too, which reads some of the same rows.
 //
-// P, spelled out in the kernel, has those numbers; kGroups groups of kDim / 4 threads, kBatch tokens of a group in flight;
-// kDrafts, the last tokens of a step that a later one may take back; kRowStride, f32 from a row of a page to the next one.
+// P, a struct of the kernel, has these numbers; kGroups groups of kDim / 4 threads, kBatch tokens of a group in flight;
+// kDrafts, the last tokens of a step that a later step may take back; kRowStride, f32 from a row of a page to the next one.
 #pragma once
 
 #include "heads.cuh"
@@ -29,13 +29,13 @@ struct PoolSizes {
   __device__ static __forceinline__ uint32_t first_token(uint32_t entry) {
     return (P::kOverlap && entry > 0 ? entry - 1 : entry) * P::kRate;
   }
-  // The first token whose row a later step may read, where this one ends before token `end`.
+  // The first token whose row a later step may read, if this step ends before token `end`.
   __device__ static __forceinline__ uint32_t kept_from(uint32_t end) {
     return first_token((end > P::kDrafts ? end - P::kDrafts : 0) / P::kRate);
   }
 };
 
-// A state page: where its first row's kv and scores lie; null: a page that there is not.
+// A state page: the addresses of its first row's kv and scores; null: no page.
 struct StatePage {
   float *kv, *score;
 };
@@ -54,7 +54,7 @@ struct PoolTask {
   bool known, emits, keeps, missing;
 };
 
-// The task of token row.position; nothing where the row is unknown or padding.
+// The task of token row.position; no task if the row is unknown or padding.
 template <typename P>
 __device__ __forceinline__ PoolTask pool_task(const NewRow& row, const RowRange& range, uint32_t own_row) {
   using S = PoolSizes<P>;
@@ -84,7 +84,7 @@ __device__ __forceinline__ bool defers(const PoolTask& task, uint32_t q) {
   return laps<P>(task) && (q - from) % P::kTokens < task.begin - from;
 }
 
-// The entries of a block, where one emits the first two.
+// The entries of a block, if one block emits the first two.
 template <typename P>
 __device__ __forceinline__ void share_entries(PoolTask& task) {
   if (!P::kOverlap || !task.emits || !laps<P>(task)) return;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void share_entries(PoolTask& task) {
   if (task.entry == first + 1) task.entries = 0;
 }
 
-// True if a block reads or stores rows in its page `i`, counted from the one of token `from`; in a ring there is one.
+// True if a block reads or stores rows in its page `i`, counted from the page of token `from`; a ring has one page.
 template <typename P>
 __device__ __forceinline__ bool reads_page(const PoolTask& task, uint32_t i) {
   if (!task.emits || task.from >= task.begin) return false;
@@ -158,8 +158,8 @@ __device__ __forceinline__ void store_state_row(const PoolRows<T>& in, const flo
   }
 }
 
-// The rows that were deferred: of the places of old rows that this step reads, the last token that goes to each. Four accesses a
-// thread are under way at once.
+// The deferred rows: for each place of an old row that this step reads, the last token that goes there. A thread has four
+// accesses in flight.
 template <typename P, uint32_t kThreads, typename T>
 __device__ __forceinline__ void store_deferred_rows(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task) {
   constexpr uint32_t kVectors = PoolSizes<P>::kColumns / 4;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void store_deferred_rows(const PoolRows<T>& in, const
   }
 }
 
-// e^(x - max); 0 for -inf, also where max is.
+// e^(x - max); 0 for -inf, also if max is -inf.
 __device__ __forceinline__ float pool_weight(float x, float max) { return x == -infinity() ? 0.0f : exp2_approx((x - max) * kLog2e); }
 
 // Four channels of some tokens of an entry on their way: all loads are under way before any of them is waited for.
@@ -219,7 +219,7 @@ struct PoolBatch {
     }
   }
 
-  // This step's rows as the state would have them, f32 and what positions add in the scores; no weight for tokens before 0.
+  // This step's rows in the form of the state: f32, with the positions' addends in the scores; tokens before 0 have no weight.
   __device__ __forceinline__ void finish(const float* added) {
 #pragma unroll
     for (uint32_t u = 0; u < P::kBatch; ++u)
@@ -243,7 +243,7 @@ struct PoolSums {
     for (uint32_t j = 0; j < 4; ++j) max[j] = -infinity(), sum[j] = 0.0f, kv[j] = 0.0f;
   }
 
-  // Some tokens more.
+  // Adds some tokens.
   template <uint32_t kBatch>
   __device__ __forceinline__ void add(const Vec<float, 4> (&more)[kBatch], const Vec<float, 4> (&score)[kBatch]) {
 #pragma unroll
@@ -274,8 +274,8 @@ __device__ __forceinline__ void load_old(Vec<float, 4> (&kv)[kCount], Vec<float,
   }
 }
 
-// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time where they are
-// all rows of earlier steps, as in a step of a token.
+// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time if all rows are
+// of earlier steps, as in a step of one token.
 template <typename P, typename T>
 __device__ __forceinline__ void pool_tokens(PoolSums& out, const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                             uint32_t entry, uint32_t group, uint32_t dim) {
@@ -311,7 +311,7 @@ __device__ __forceinline__ void weighted_means(float (&mean)[4], const PoolSums&
   for (uint32_t j = 0; j < 4; ++j) mean[j] = all.kv[j] / all.sum[j];
 }
 
-// The sums of groups 1, 2 ... as they wait for group 0: the three numbers of every channel.
+// The sums of groups 1, 2 ..., for group 0: the three numbers of every channel.
 template <typename P>
 struct GroupSums {
   float max[P::kGroups > 1 ? P::kGroups - 1 : 1][P::kDim], sum[P::kGroups > 1 ? P::kGroups - 1 : 1][P::kDim], kv[P::kGroups > 1 ? P::kGroups - 1 : 1][P::kDim];
@@ -403,7 +403,7 @@ __device__ __forceinline__ uint32_t last_row(const PoolTask& task, uint32_t entr
   return task.row + (entry * P::kRate + (P::kRate - 1) - task.begin);
 }
 
-// NaN in four channels, of an entry that is not known.
+// Stores NaN to four channels of an unknown entry.
 template <typename T>
 __device__ __forceinline__ void store_unknown(T* to) {
   const float unknown[4] = {nan_f32(), nan_f32(), nan_f32(), nan_f32()};

@@ -1,4 +1,4 @@
-// A factor of q by its position. P, spelled out in the kernel, has kPeriod, kOffset and kScale.
+// A factor of q by its position. P, a struct of the kernel, has kPeriod, kOffset and kScale.
 #pragma once
 
 #include "heads.cuh"

@@ -1,11 +1,11 @@
-// Heads in registers out of them: into the caller's q_out, into the cache, or into a tile in shared memory, from which
-// write_rows.cuh stores what is quantized by blocks or lies token by token.
+// Stores of heads in registers: into the caller's q_out, into the cache, or into a tile in shared memory, from which
+// write_rows.cuh stores rows that are quantized by blocks or lie token by token.
 #pragma once
 
 #include "heads.cuh"
 #include "new_rows.cuh"
 
-// A head of q_out as T, from `out` on: NaN where the row is unknown, nothing where it is padding.
+// A head of q_out as T, from `out` on: NaN if the row is unknown; padding stores nothing.
 template <typename T, typename H>
 __device__ __forceinline__ void store_q_out(T* out, Head<H>& x, RowState state, uint32_t lane) {
   if (state == RowState::padding) return;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void store_q_codes(T* out, Head<H>& x, RowState state
   });
 }
 
-// A head of segment S, whose dims from `begin` on these are; nothing where the page has null pointers.
+// A head's dims from `begin` on of segment S; a page with null pointers stores nothing.
 template <typename S, typename Cache, typename Slot, typename H>
 __device__ __forceinline__ void store_head(const Cache& cache, const Slot& to, uint32_t head, uint32_t begin, Head<H>& x, uint32_t lane) {
   x.vectors(lane, [&](float (&at)[H::kWidth], uint32_t e) {

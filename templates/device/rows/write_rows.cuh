@@ -1,7 +1,7 @@
 // Rows of a block into the cache: copied or cast, quantized by blocks, or into the tail of a residual.
 //
-// `from[row]` is where row `row` of the block begins: Rows, PaddedRows, or a tile in shared memory. A `W` struct, spelled out in
-// the kernel, names the segment `Stored` and kHeads heads of a row that are kHeadStride elements apart, stored from element
+// `from[row]` is the address of row `row` of the block: Rows, PaddedRows, or a tile in shared memory. A struct `W` of
+// the kernel names the segment `Stored` and kHeads heads of a row that are kHeadStride elements apart, stored from element
 // kBegin of each on; head 0 of them is head `head0` of the cache. `cache_slots[row]` has the row's page and token.
 // A row whose page has null pointers is not stored.
 #pragma once
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_vectors(const Cache& cache, const From& fr
     Vec<T, W::kWidth> value[W::kBatch];
 #pragma unroll
     for (uint32_t u = 0; u < W::kBatch; ++u) {
-      // Past the last vector a thread reads that one again: without a condition, vectors stay whole words in registers.
+      // Past the last vector a thread reads the last vector again: without a condition, vectors stay whole words in registers.
       const uint32_t i = u == 0 ? base : min(base + u * kThreads, rows * kVectors - 1), element = element_of(i);
       load<kAccess>(value[u], from[row_of(i)] + element / S::kSize * W::kHeadStride + element % S::kSize + W::kBegin);
     }
@@ -176,8 +176,8 @@ __device__ __forceinline__ void store_row_codes(const Cache& cache, const From& 
   }
 }
 
-// Their scales, of kRows rows at most, into the cache: thread i has number W::scale_at(i) (block by block, a zero point behind
-// its scale) of row W::scale_row(i); there is none of these for one number or one row.
+// The scales of these codes, of kRows rows at most, into the cache: thread i has number W::scale_at(i) (block by block, a zero
+// point behind its scale) of row W::scale_row(i); there is none of these for one number or one row.
 template <typename W, uint32_t kThreads, typename Cache, typename Slot, uint32_t kRows, uint32_t kNumbers>
 __device__ __forceinline__ void store_row_scales(const Cache& cache, const Slot (&cache_slots)[kRows], uint32_t rows,
                                                  const typename W::Stored::Scale (&scales)[kRows][kNumbers], uint32_t head0 = 0) {

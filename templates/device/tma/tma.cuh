@@ -1,4 +1,4 @@
-// Tensor copies (TMA) of one box (sm_90a and newer); tma_tile.cuh makes tiles of them. One thread asks for a copy.
+// Tensor copies (TMA) of one box (sm_90a and newer); tma_tile.cuh makes tiles of them. One thread issues a copy.
 // A kernel includes types.cuh and mbarrier.cuh before it.
 #pragma once
 
@@ -101,8 +101,8 @@ __device__ __forceinline__ void tma_gather4(void* to, const TensorMap* map, uint
 #endif
 
 // ---------------------------------------------------------------- stores
-// The box at `from` (a multiple of 128 bytes) to its coordinates; what lies outside of the tensor is dropped. Whoever wrote
-// `from` has called fence_async_shared() before the barrier that this thread waited at.
+// The box at `from` (a multiple of 128 bytes) to its coordinates; bytes outside of the tensor are dropped. Threads that wrote
+// `from` have called fence_async_shared() before the barrier that this thread waited at.
 __device__ __forceinline__ void tma_store(const TensorMap* map, const void* from, CacheHint hint, int32_t c0) {
   asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%3}], [%1], %2;"
       ::"l"(map), "r"(shared_address(from)), "l"((uint64_t)hint), "r"(c0) : "memory");

@@ -1,4 +1,4 @@
-// Tiles by tensor copies (sm_90a and newer): which boxes a plan of kvgen.tensor_map asks for, and where its elements lie.
+// Tiles by tensor copies (sm_90a and newer): the boxes of a plan of kvgen.tensor_map, and the places of its elements.
 // A kernel includes types.cuh, mbarrier.cuh and tma.cuh before it. One thread calls a load, after mbarrier_arrive_expect_tx
 // with tile_bytes. T is the map's element or anything of its size, kGran the plan's `gran`; 4-bit elements count as bytes.
 //
@@ -162,7 +162,7 @@ __device__ __forceinline__ void tma_load_scale_tile(T* to, const TensorMap* map,
     CacheHint hint = CacheHint::normal) {
   tma_load(to, map, bar, hint, first, 0);
 }
-// From the 16 bytes on that hold `row`; returns where in the tile its scale is, the others follow.
+// From the 16 bytes on that hold `row`; returns the place of its scale in the tile; the other scales follow.
 template <typename T>
 __device__ __forceinline__ uint32_t tma_load_index_scale_tile(T* to, const TensorMap* map, uint64_t* bar,
     int32_t row, CacheHint hint = CacheHint::normal) {
