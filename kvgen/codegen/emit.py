@@ -291,8 +291,8 @@ def load_and_render(config: Config) -> tuple[list[LoadedSet], dict[str, File]]:
 
 
 def unit_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str, plan: KernelPlan, name: str) -> Unit:
-    """A kernel that is no file of the set, beside its files: the text for NVRTC, called `name`. It may include headers of the device
-    library that no file of the set includes."""
+    """A kernel that is no file of the set, beside its files: the text for NVRTC, called `name`. It may include headers of the
+    device library that no file of the set includes."""
     from kvgen.compile import Unit
     from kvgen.compile.flatten import flatten
 
