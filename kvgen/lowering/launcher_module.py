@@ -109,9 +109,10 @@ def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
 
 def _signature(required: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
     """The lines of a signature: arguments by position, then those by name alone."""
-    first, *others = (*named, "") if (named := tuple(named)) else ("",)
-    by_name = filled((f"*, {first}", *others[:-1]), _INDENT) if first else ()
-    return (*filled(required, _INDENT), *by_name)
+    by_name = list(named)
+    if by_name:
+        by_name[0] = f"*, {by_name[0]}"
+    return (*filled(required, _INDENT), *filled(by_name, _INDENT))
 
 
 def _bind_signature(

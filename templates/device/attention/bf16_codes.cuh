@@ -1,9 +1,11 @@
-// Codes of floats as bf16, exactly, and e8m0 scales, which bf16 has too: a code times its scale is rounded nowhere but where bf16 ends.
+// Codes of floats as bf16, exactly, and e8m0 scales, which bf16 has too: a code times its scale is rounded nowhere but where bf16
+// ends.
 #pragma once
 
 #include "fragments.cuh"
 
-// E, widened to bf16 where E itself is widened to f16. kBelow: to what takes fewest instructions, the number divided by kBelowBf16<E>.
+// E, widened to bf16 where E itself is widened to f16. kBelow: to what takes fewest instructions, the number divided by
+// kBelowBf16<E>.
 template <typename E, bool kBelow = false>
 struct InBf16 {
   uint8_t bits;
@@ -23,7 +25,7 @@ constexpr float kBelowBf16<e2m1x2> = 0x1p126f;
 template <typename E>
 constexpr float kFragmentFactor<InBf16<E, true>> = kBelowBf16<E>;
 
-// Of pairs. Where it is exact, adding -0 keeps the sign of a zero.
+// Products of pairs. If a product is exact, adding -0 keeps the sign of a zero.
 __device__ __forceinline__ uint32_t multiply_bf16(uint32_t a, uint32_t b) {
   uint32_t out;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(0x80008000u));
@@ -61,8 +63,8 @@ __device__ __forceinline__ void widen(InBf16<e2m1x2, kBelow>, uint32_t (&out)[4]
       out[2 * i + 1] = permute(lower, upper, 0x7362);
     }
   } else {
-    // Sign, exponent and mantissa put where bf16 has them are the number times 2^-126, subnormal or not: two copies of each nibble, one with
-    // its sign in place and one with the others, by a multiplication.
+    // Sign, exponent and mantissa put where bf16 has them are the number times 2^-126, subnormal or not: two copies of each
+    // nibble, one with its sign in place and one with the others, by a multiplication.
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const uint32_t nibbles = word >> i / 2 * 8 & (i % 2 == 0 ? 0x000f000fu : 0x00f000f0u);

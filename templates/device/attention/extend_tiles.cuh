@@ -1,4 +1,4 @@
-// What a block of extend does of a plan: tiles of a request's columns, with the keys that they see or a part of them.
+// The part of a block of extend in a plan: tiles of a request's columns, with the keys that they see or a part of the keys.
 #pragma once
 
 #include "merge.cuh"
@@ -52,7 +52,7 @@ struct RowPartial {
     }
   }
 
-  // What two results, one of earlier tokens and one of later ones, are to be multiplied by; `max` becomes that of both.
+  // Factors of two results, one of earlier tokens and one of later tokens; `max` becomes the maximum of both.
   struct Factors {
     float early[2], late[2];
 
@@ -89,8 +89,8 @@ struct RowPartial {
     }
   }
 
-  // The `count` results from `slot` on, `step` floats apart, together, in their order; of the warp's columns, which begin at `first`, to
-  // `merged` in shared memory. A few dims at a time: it is rarely run, and registers are few.
+  // The `count` results from `slot` on, `step` floats apart, together, in their order; of the warp's columns, which begin at
+  // `first`, to `merged` in shared memory. A few dims at a time: it is rarely run, and registers are few.
   template <typename Merged, typename Factor>
   __device__ static __forceinline__ void merge(Merged& merged, uint32_t first, float* slot, uint64_t step, uint32_t count, const Factor& factor) {
     constexpr uint32_t kEach = RowShape<Tile>::kDimTiles % 4 == 0 ? 4 : 2;
@@ -150,8 +150,8 @@ __device__ __forceinline__ PageIds look_up_run(const Cache& cache, const PageLis
   return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
-// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true where a page of the
-// chunk's tokens is not found, which is reported.
+// Starts the copies of the tile's rows of head `head` to `stage`, a run from one address. `failed` becomes true where a page of
+// the chunk's tokens is not found, which is reported.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_run_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& id, const KvChunk& chunk, uint32_t tile,
                                                uint32_t head, uint64_t* errors, const Scales& scales = {}) {

@@ -1,5 +1,5 @@
-// e2m1 codes whose value is e4m3(code * scale), Modular MAX's nvfp4. For a scale that is a table of eight bytes, the products of the
-// eight magnitudes: three bits of a code select one, and its sign is added to what they select.
+// e2m1 codes whose value is e4m3(code * scale), Modular MAX's nvfp4. For a scale that is a table of eight bytes, the products of
+// the eight magnitudes: three bits of a code select one, and its sign is added to what they select.
 #pragma once
 
 #include "fragments.cuh"
@@ -9,7 +9,7 @@ struct alignas(8) E4m3Table {
 };
 
 struct Fp4Tables {
-  // Those of the four scales of a word.
+  // The tables of a word's four scales.
   __device__ static __forceinline__ void make_tables(E4m3Table (&out)[4], uint32_t scales) {
 #if __CUDA_ARCH__ >= 890
     uint32_t pairs[2];
@@ -37,7 +37,7 @@ struct Fp4Tables {
     out[0] = with_signs<0x5140>(permute(table.low, table.high, magnitudes), word);
     out[1] = with_signs<0x7362>(permute(table.low, table.high, magnitudes >> 16), word);
   }
-  // The same where the lower four codes and the upper four have a scale each: code i and code i + 4 side by side.
+  // products_of_codes if the lower four codes and the upper four have a scale each: code i and code i + 4 side by side.
   __device__ static __forceinline__ void products_of_codes(uint32_t (&out)[2], uint32_t word, const E4m3Table& lower, const E4m3Table& upper) {
     const uint32_t magnitudes = word & ~kNibbleSigns;
     const uint32_t low = permute(lower.low, lower.high, magnitudes), high = permute(upper.low, upper.high, magnitudes >> 16);
@@ -47,8 +47,8 @@ struct Fp4Tables {
 
  private:
 #if __CUDA_ARCH__ >= 890
-  // Four magnitudes, f16, times a scale. Products have 6 significant bits and are multiples of 2^-10 up to 2688: exact in f16, so that they
-  // are rounded once.
+  // Four magnitudes, f16, times a scale. Products have 6 significant bits and are multiples of 2^-10 up to 2688: exact in f16, so
+  // that they are rounded once.
   __device__ static __forceinline__ uint32_t rounded(uint16_t scale, uint32_t lower, uint32_t upper) {
     uint32_t out;
     asm("{ .reg .b16 a, b;\n"

@@ -2,21 +2,21 @@
 // codes of 16, 8 or 4 bits. Codes below 16 bits are widened to f16 between shared memory and product, exactly.
 //
 // KeyFragments: a = 16 tokens x 16 dims, for S^T = K Q^T. ValueFragments: a = 16 dims x 16 tokens, for O^T = V^T P^T. Both
-// read 16 rows of 32 bytes at once (`load`) or of 16 bytes (`load_half`), each lane from its `offset` on. Which dims
-// come where depends on the element type, as is cheapest: Q's fragments follow key_dim, the rows of O value_dim.
+// read 16 rows of 32 bytes at once (`load`) or of 16 bytes (`load_half`), each lane from its `offset` on. The order
+// of dims depends on the element type, as is cheapest: Q's fragments follow key_dim, the rows of O value_dim.
 //
-// Rows begin at multiples of 16 bytes, an odd number of 16 bytes apart: then 8 of them lie in different banks. What a row
-// has past its dims is read as well: it must be zeros in K, for 0 times NaN is NaN; in V it only ends up in rows of O that no
-// one needs.
+// Rows begin at multiples of 16 bytes, an odd number of 16 bytes apart: then 8 of them lie in different banks. The bytes
+// of a row past its dims are read as well. They must be zeros in K, because 0 * NaN is NaN; in V they reach only rows of O that
+// are not stored.
 #pragma once
 
 #include "../quant/elements.cuh"
 #include "../mma/mma.cuh"
 
-// ---- Widening. Fragments hold codes divided by a power of two: whoever scales sums multiplies them by it.
+// ---- Widening. Fragments hold codes divided by a power of two, kFragmentFactor; the scaling of sums multiplies by it.
 //
-// `Together` says which codes of a word a register gets: with it codes 2i and 2i + 1, else codes i and i + half of all,
-// which are one dim of two tokens where ldmatrix has transposed.
+// Together: a register gets codes 2i and 2i + 1 of a word. Else it gets codes i and i + half of all, which are one dim of two
+// tokens after a transposing ldmatrix.
 
 template <typename E>
 constexpr float kFragmentFactor = 1.0f;
@@ -154,8 +154,9 @@ template <>
 constexpr uint32_t kPerElement<e2m1x2_products> = 2;
 template <>
 constexpr float kFragmentFactor<e2m1x2_products> = kFragmentFactor<e4m3>;
-// Integer codes moved up to begin at zero, as the multiples of 2^-24 that f16 has them for without an instruction: an f16 below 2^-13 is
-// its bits times 2^-24. The second one of a pair of 4-bit codes is 16 times as much. Sums of products are to be moved back.
+// Integer codes moved up to begin at zero, as the multiples of 2^-24 that f16 has them for without an instruction: an f16 below
+// 2^-13 is its bits times 2^-24. The second one of a pair of 4-bit codes is 16 times as much. Sums of products are to be moved
+// back.
 template <typename E>
 struct FromZero {
   uint8_t bits;
@@ -175,7 +176,7 @@ template <>
 constexpr float kMovedUp<FromZero<int8_t>> = 128.0f;
 template <>
 constexpr float kMovedUp<FromZero<i4x2>> = 8.0f;
-// What code `dim` of a row is to be multiplied by so that all of them have that one factor.
+// The factor of code `dim` of a row that gives all codes kFragmentFactor.
 template <typename E>
 __device__ __forceinline__ constexpr float even_out(uint32_t dim) {
   return kBeginsAtZero<E> && kPerElement<E> == 2 && dim % 2 == 0 ? 16.0f : 1.0f;
@@ -216,7 +217,7 @@ constexpr bool kNeighbours<FromZero<E>> = false;
 
 // ---- Fragments
 
-// What the products take.
+// The element type of products.
 template <typename E>
 struct FragmentOf {
   using type = f16;
@@ -357,7 +358,7 @@ struct ValueFragments {
   }
 };
 
-// Whether one of two elements is infinite or no number.
+// has_special: one of two elements is infinite or NaN, that is, its exponent bits kExponent are all ones.
 template <typename T>
 constexpr uint32_t kExponent = 0x7f80;
 template <>

@@ -1,18 +1,18 @@
-// Lists of blocks of keys, of which alone a row's scores are asked for: how the blocks of a grid divide the lists, and what a column names.
+// Lists of blocks of keys: a row has scores for its listed keys alone. The blocks of a grid divide the lists.
 //
-// A list's columns come in tiles of kTokens keys. A row that sees so many keys needs no more than `front` tiles, those of all blocks that it
-// sees: these are divided evenly. What lies behind them is mostly padding, and is divided by itself. So short and long requests side by side
-// leave no multiprocessor idle, and lists may have their numbers in any order, anywhere.
+// A list's columns come in tiles of kTokens keys. A row needs at most `front` tiles, the tiles of all blocks that it
+// sees: these are divided evenly. Tiles behind them are mostly padding, and are divided separately. So short and long requests
+// side by side leave no multiprocessor idle, and lists may have their numbers in any order, anywhere.
 //
-// `Work` is that of indexer_work.cuh with kRows = 1, and names kBlock too: the keys of a block, a divisor of kTokens.
+// `Work` is the Work of indexer_work.cuh with kRows = 1, and kBlock: the keys of a block, a divisor of kTokens.
 #pragma once
 
 #include "indexer_work.cuh"
 
 constexpr uint32_t kUnlisted = kU32Max;  // the key of a column that names none
 
-// The key that column `column` of the `tile`-th tile of a list names: kUnlisted where its number is no block that the row sees, of whose keys it
-// sees the first `seen`.
+// The key that column `column` of the `tile`-th tile of a list names: kUnlisted where its number is no block that the row sees,
+// of whose keys it sees the first `seen`.
 template <typename Work>
 __device__ __forceinline__ uint32_t listed_key(const int32_t* list, uint32_t count, uint32_t seen, uint32_t tile, uint32_t column) {
   constexpr uint32_t kPer = Work::kTokens / Work::kBlock;  // blocks of a tile
@@ -75,7 +75,7 @@ struct ListRun {
   uint32_t row, seen, begin, end, count;
 };
 
-// Those of row i from the part's tile `first` of the row on, at most `most`.
+// The tiles of row i from the part's tile `first` of the row on, at most `most`.
 template <typename Work>
 __device__ __forceinline__ ListRun list_run(const ListTiles<Work>& lists, uint32_t i, uint32_t first, uint32_t most) {
   const uint32_t front = lists.front(i), begin = lists.behind ? front : 0, all = lists.behind ? lists.tiles - front : front;
@@ -83,7 +83,7 @@ __device__ __forceinline__ ListRun list_run(const ListTiles<Work>& lists, uint32
   return {lists.request.row + i, lists.seen(i), begin + first, begin + first + count, count};
 }
 
-// Whether some column of these tiles names a key. All threads of the block call it.
+// True if some column of these tiles names a key. All threads of the block call it.
 template <typename Work>
 __device__ __forceinline__ bool sync_names_a_key(const int32_t* list, uint32_t count, const ListRun& run) {
   bool names = false;
@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_unlisted(float* to, uint32_t count, const 
     if (tile * kPer + threadIdx.x / Work::kBlock < count) in_global(to)[(uint64_t)tile * Work::kTokens + threadIdx.x] = -infinity();
 }
 
-// Whether rows of the call are no request's.
+// True if some row of the call belongs to no request.
 template <typename Work, typename Cache, typename Index>
 __device__ __forceinline__ bool has_nobodys(const Cache& cache, const Index* row_offsets, uint32_t num_rows) {
   if (row_offsets == nullptr) return (uint64_t)cache.batch * Work::kRequestRows < num_rows;

@@ -1,8 +1,9 @@
-// Keys and q of e2m1 codes with an e8m0 scale for 32 dims (MXFP4): widened to bf16, scales included, which is exact; keys in registers, once
-// a tile, q on its way to shared memory, once a group. Then products are those of bf16.
+// Keys and q of e2m1 codes with an e8m0 scale for 32 dims (MXFP4): widened to bf16, scales included, which is exact; keys in
+// registers, once a tile, q on its way to shared memory, once a group. Then products are those of bf16.
 //
-// A key's 64 bytes lie in a tile as four chunks of 16, which stand at chunk ^ row / 2 % 4: ldmatrix meets no bank twice. A lane gets
-// eight neighbouring dims of each: pairs 0 and 1 are operands of one step of 16, pairs 2 and 3 of the next one, and q's dims follow:
+// A key's 64 bytes lie in a tile as four chunks of 16, which stand at chunk ^ row / 2 % 4: ldmatrix meets no bank twice. A lane
+// gets eight neighbouring dims of each: pairs 0 and 1 are operands of one step of 16, pairs 2 and 3 of the next one, and q's dims
+// follow:
 // chunk x of 32 dims of its row has pair x of all four lanes.
 //
 // `Tile` is that of indexer_scores.cuh, with the bytes of codes as kRowBytes.
@@ -11,7 +12,7 @@
 #include "bf16_codes.cuh"
 #include "indexer_scores.cuh"
 
-// The same tile as products see it.
+// The tile with codes widened to bf16, as products take it.
 template <typename Tile>
 struct WideTile {
   using Element = bf16;
@@ -26,7 +27,8 @@ __device__ __forceinline__ void widen_scaled(uint32_t (&out)[4], uint32_t word, 
   for (uint32_t i = 0; i < 4; ++i) out[i] = multiply_bf16(out[i], scale);
 }
 
-// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 4 lanes copy a row.
+// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 4 lanes
+// copy a row.
 template <typename Tile>
 __device__ __forceinline__ void copy_packed_keys_async(uint32_t stage, const uint8_t* row) {
   const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32;

@@ -1,11 +1,11 @@
 // Scores of a tile of keys for every head of some rows of q, on tensor cores: w relu(q k), added up over heads.
 //
-// Keys lie on M, heads on N: a thread adds up its own columns, and three shuffles the four threads of a key. Rows of keys and of q are 128
-// bytes a panel, whose 16-byte chunks stand at chunk ^ row % 8: ldmatrix meets no bank twice, and wgmma reads the same tile. Thread 32w +
-// 4g + j has the sums of keys 64m + 16w + 8h + g, number 2m + h of its four, and stores that of number j.
+// Keys lie on M, heads on N: a thread adds up its own columns, and three shuffles the four threads of a key. Rows of keys and of
+// q are 128 bytes a panel, whose 16-byte chunks stand at chunk ^ row % 8: ldmatrix meets no bank twice, and wgmma reads the same
+// tile. Thread 32w + 4g + j has the sums of keys 64m + 16w + 8h + g, number 2m + h of its four, and stores that of number j.
 //
-// `Tile` names Element (of keys and q), kHeads, kRows, kTokens (128, of as many threads), kRowBytes, and kTogether: rows of q that a
-// product of a warpgroup has; 0: sm_90a has the products of warps too.
+// `Tile` names Element (of keys and q), kHeads, kRows, kTokens (128, of as many threads), kRowBytes, and kTogether: rows of q
+// that a product of a warpgroup has; 0: sm_90a has the products of warps too.
 #pragma once
 
 #include "fragments.cuh"
@@ -23,7 +23,8 @@ constexpr uint32_t kQueryPanel = Tile::kRows * Tile::kHeads * 128;
 
 // ---- Copies
 
-// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 8 lanes copy 128 bytes.
+// Starts the copies of a warp's 32 rows to the tile at `stage`: `row` is where the row of this thread lies; null: zeros. 8 lanes
+// copy 128 bytes.
 template <typename Tile>
 __device__ __forceinline__ void copy_keys_async(uint32_t stage, const uint8_t* row) {
   const uint32_t lane = threadIdx.x % 32, first = threadIdx.x / 32 * 32;
@@ -48,7 +49,7 @@ __device__ __forceinline__ void copy_queries_async(uint32_t query, const uint8_t
   }
 }
 
-// The same of their weights, `stride` elements apart.
+// Copies the weights of q's rows, `stride` elements apart.
 template <typename Tile>
 __device__ __forceinline__ void copy_weights_async(uint32_t to, const float* weights, int64_t stride, uint32_t rows) {
   for (uint32_t n = threadIdx.x; n < Tile::kRows * Tile::kHeads; n += Tile::kTokens) {
@@ -76,7 +77,7 @@ __device__ __forceinline__ void add_weighed(float& sum, float x0, float x1, cons
   sum = fmaf(max_nan(x1, 0.0f), w.e[1], sum);
 }
 
-// Of four numbers the j-th, added up over lanes j = 0 to 3 of a quad, to lane j.
+// Lane j of a quad gets the sum of x[j] over the quad's four lanes.
 __device__ __forceinline__ float sum_of_quad(const float (&x)[4]) {
   const bool odd = threadIdx.x % 2, upper = threadIdx.x % 4 / 2;
   const float low = (odd ? x[1] : x[0]) + __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
@@ -96,7 +97,7 @@ __device__ __forceinline__ float max_of_block(float x) {
 
 // ---- Products of a warp: the operands of its 32 keys stay in registers, q's are read from shared memory
 
-// Whether codes are widened to f16 before they are multiplied, and what sums of such products are to be multiplied by.
+// kWidens: codes are widened to f16 before they are multiplied. kScoreFactor multiplies sums of such products.
 template <typename E>
 constexpr bool kWidens = kSame<E, e4m3> && !kCodeProducts;
 template <typename E>
@@ -146,7 +147,8 @@ struct TileKeys<Tile, false> {
   }
 
  private:
-  // Words of 16 rows as operands: both halves of 32 bytes, or of each half its own, widened, with the dims of a lane side by side.
+  // Words of 16 rows as operands: both halves of 32 bytes, or of each half its own, widened, with the dims of a lane side by
+  // side.
   __device__ static __forceinline__ void operand(uint32_t (*out)[4], const uint32_t (&words)[4]) {
     if constexpr (!kWidens<Element>) {
       for (uint32_t i = 0; i < 4; ++i) out[0][i] = words[i];

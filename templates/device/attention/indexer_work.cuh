@@ -1,12 +1,14 @@
 // How the blocks of indexer_scores divide a step: which rows of q meet which keys.
 //
-// A request's rows are taken kRows at a time: a group, which sees the keys up to its last row's own. Keys come in tiles of kTokens. A block
-// gets as many pairs of group and tile as every other one, neighbours in the order of requests, groups and tiles: so that one long request
-// fills the GPU, and blocks that have nothing to do ask no more than what the lengths are. No plan is made before. Tiles are counted in 32
+// A request's rows are taken kRows at a time: a group, which sees the keys up to its last row's own. Keys come in tiles of
+// kTokens. A block gets as many pairs of group and tile as every other one, neighbours in the order of requests, groups and
+// tiles: so that one long request fills the GPU, and blocks that have nothing to do ask no more than what the lengths are. No
+// plan is made before. Tiles are counted in 32
 // bits: a tile has 512 bytes of scores for each row.
 //
-// `Work` names kThreads, kRows, kRequestRows (rows of a request where the call brings no offsets), kTokens (keys of a tile), kRate (tokens
-// that a key stands for; it is there once the last of them is), and kNewInLength: whether lengths count this step's tokens.
+// `Work` names kThreads, kRows, kRequestRows (rows of a request where the call brings no offsets), kTokens (keys of a tile),
+// kRate (tokens that a key stands for; it is there once the last of them is), and kNewInLength: whether lengths count this step's
+// tokens.
 #pragma once
 
 #include "split_kv.cuh"
@@ -28,16 +30,17 @@ struct ScoredRequest {
     return rows / Work::kRows + (rows % Work::kRows != 0);
   }
 
-  // Tiles of the groups before group i; where kRows does not divide a tile's tokens, a few more than there are. The last row of group n of
-  // those that see keys stands behind first + n * kRows tokens, so it has (e + n) / kPer tiles, with kPer groups to a tile: a closed form.
+  // Tiles of the groups before group i; where kRows does not divide a tile's tokens, a few more than there are. The last row of
+  // group n of those that see keys stands behind first + n * kRows tokens, so it has (e + n) / kPer tiles, with kPer groups to a
+  // tile: a closed form.
   template <typename Work>
   __device__ __forceinline__ uint32_t tiles_before(uint32_t i) const {
     constexpr uint32_t kTile = Work::kTokens * Work::kRate, kPer = kTile / Work::kRows, kUp = kTile % Work::kRows != 0 ? Work::kRows - 1 : 0;
     const uint32_t blind = rows > tokens ? (rows - tokens) / Work::kRows : 0;  // groups that see nothing
     if (fault != Fault::none || i <= blind) return 0;
-    const uint64_t first = (uint64_t)tokens + (uint64_t)(blind + 1) * Work::kRows - rows;  // tokens up to the last row of the first of the others
+    const uint64_t first = (uint64_t)tokens + (uint64_t)(blind + 1) * Work::kRows - rows;  // tokens to the next group's last row
     const uint64_t e = (first + kTile - Work::kRate + kUp) / Work::kRows;
-    const auto sum = [](uint64_t x) { return kPer * (x / kPer * (x / kPer - 1) / 2) + x / kPer * (x % kPer); };  // of y / kPer, y < x
+    const auto sum = [](uint64_t x) { return kPer * (x / kPer * (x / kPer - 1) / 2) + x / kPer * (x % kPer); };  // y < x
     return (uint32_t)(sum(e + (i - blind)) - sum(e));
   }
 
@@ -54,7 +57,8 @@ struct ScoredRequest {
   }
 };
 
-// Request b of a call with `num_rows` rows of q and room for `num_keys` keys a row. Rows that the call lacks, and offsets that decrease, are
+// Request b of a call with `num_rows` rows of q and room for `num_keys` keys a row. Rows that the call lacks, and offsets that
+// decrease, are
 // Fault::row_offsets: then `rows` is 0. `tokens` of Fault::length is what to report.
 template <typename Work, typename Cache, typename Index>
 __device__ __forceinline__ ScoredRequest scored_request(const Cache& cache, const Index* row_offsets, uint32_t b, uint32_t num_rows, uint32_t num_keys) {
@@ -81,8 +85,9 @@ struct TileShare {
 // The first of `all` that part `part` of `parts` has: the first parts have one more than others.
 __device__ __forceinline__ uint32_t part_begin(uint32_t all, uint32_t part, uint32_t parts) { return part * (all / parts) + min(part, all % parts); }
 
-// This block's share of what requests have by tiles_of(b, wrong): the tiles of request b, none past the batch; it sets `wrong` where something
-// of the request is. All threads call it, with a barrier before they do so again; a thread asks for one request of kThreads.
+// This block's share of all requests' tiles, tiles_of(b, wrong): the tiles of request b, none past the batch; it sets `wrong`
+// where something of the request is. All threads call it, with a barrier before they do so again; a thread asks for one request
+// of kThreads.
 template <uint32_t kThreads, typename TilesOf>
 __device__ __forceinline__ TileShare sync_share_of(uint32_t batch, bool wrong, const TilesOf& tiles_of) {
   __shared__ uint32_t found_b, found_at;
@@ -119,8 +124,8 @@ __device__ __forceinline__ TileShare sync_share(const Cache& cache, const Index*
   });
 }
 
-// A group's tiles [begin, end) that a block takes, of `counted` in its share: its rows of q are [row, row + rows), its first one row `i` of the
-// request's, and none of them sees more than `seen` keys.
+// A group's tiles [begin, end) that a block takes, of `counted` in its share: its rows of q are [row, row + rows), its first one
+// row `i` of the request's, and none of them sees more than `seen` keys.
 struct GroupTiles {
   uint32_t row, rows, i, seen, begin, end, counted;
 };
@@ -134,8 +139,8 @@ __device__ __forceinline__ GroupTiles group_tiles(const ScoredRequest& request, 
   return {request.row + i, rows, i, seen, first, min(first + counted, tiles), counted};
 }
 
-// Of the rows [row, row + rows), those that are request b's by the offsets around them, as bits: offsets that contradict each other never give
-// a row to two.
+// Bits of the rows [row, row + rows) that belong to request b by the offsets around them. Offsets that contradict each other
+// never give a row to two requests.
 template <typename Index>
 __device__ __forceinline__ uint32_t rows_owned(const Index* row_offsets, uint32_t batch, uint32_t b, uint32_t row, uint32_t rows, uint32_t num_rows) {
   if (row_offsets == nullptr) return ~0u;
@@ -189,8 +194,8 @@ __device__ __forceinline__ uint32_t room_of(uint32_t num_keys, uint32_t num_bloc
 // Which rows store_unseen fills: those that cannot be scored; all; all that have no scores.
 enum class Fill : uint32_t { faulty, unseen, unscored };
 
-// Stores what rows have in columns of kPer keys of which they see none. A warp takes runs of kRun columns, and asks for a row once. `room`: the
-// keys that a row may have.
+// Stores what rows have in columns of kPer keys of which they see none. A warp takes runs of kRun columns, and asks for a row
+// once. `room`: the keys that a row may have.
 template <typename Work, Fill kFill, uint32_t kPer, typename Cache, typename Index>
 __device__ __forceinline__ void store_unseen(const Cache& cache, const Index* row_offsets, const ScoreRows& to, uint32_t room, uint64_t* errors) {
   constexpr uint32_t kRun = 1024;

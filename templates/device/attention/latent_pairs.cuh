@@ -1,18 +1,18 @@
-// Attention of few columns over latent rows of 8-bit codes with e8m0 scales, 512 dims, by pairs of warps that have tokens of their own: S^T =
-// K Q^T, softmax, O^T += V^T P^T, a warp of a pair half of the dims. V is the whole row.
+// Attention of few columns over latent rows of 8-bit codes with e8m0 scales, 512 dims, by pairs of warps that have tokens of
+// their own: S^T = K Q^T, softmax, O^T += V^T P^T, a warp of a pair half of the dims. V is the whole row.
 //
-// Tokens, then dims, lie on M and columns on N (m16n8k16). Lane 4g + j has, of every 16 x 8 result, rows g and g + 8 of columns 2j and
-// 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
+// Tokens, then dims, lie on M and columns on N (m16n8k16). Lane 4g + j has, of every 16 x 8 result, rows g and g + 8 of columns
+// 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
-// `Tile` names kCols, kTokens (16), kPitch (bytes from row to row in shared memory), the Element of codes and the PlainElement of what
-// is not quantized, kCodeBlocks (32 bytes of codes each, of the whole row), kGroupDims of a scale, kScalePitch
+// `Tile` names kCols, kTokens (16), kPitch (bytes from row to row in shared memory), the Element of codes and the PlainElement of
+// what is not quantized, kCodeBlocks (32 bytes of codes each, of the whole row), kGroupDims of a scale, kScalePitch
 // from a token's scales to the next one's, kSteps of 16 dims of Q and kHeld
 // of a half's in registers, kWarpsN (1), kSlack, QueryElement.
 #pragma once
 
 #include "latent_tile.cuh"
 
-// What follows: a warp has kBlocks blocks of codes in its half, or kCommon of them and kPlain blocks of 16 plain dims.
+// Derived numbers: a warp has kBlocks blocks of codes in its half, or kCommon of them and kPlain blocks of 16 plain dims.
 template <typename Tile>
 struct PairShape {
   using Keys = KeyFragments<typename Tile::Element>;
@@ -119,8 +119,8 @@ __device__ __forceinline__ void multiply_plain(float (&s)[PairShape<Tile>::kN][4
 #pragma unroll
     for (uint32_t r = 0; r < 4; ++r) s[n][r] += part[0][n][r] + part[1][n][r];
 }
-// S^T of a warp's half of the dims, of the tile at `rows`. A half without plain dims and one with them are written apart, so that all
-// of a half's products can be under way at once.
+// S^T of a warp's half of the dims, of the tile at `rows`. A half without plain dims and one with them are written apart, so that
+// all of a half's products can be under way at once.
 template <typename Tile>
 __device__ __forceinline__ void multiply_half_qk(float (&s)[PairShape<Tile>::kN][4], uint32_t rows, const PairQuery<Tile>& query, const PairScales<Tile>& scales,
                                                  uint32_t half) {
@@ -156,7 +156,8 @@ __device__ __forceinline__ void read_scores(float (&s)[PairShape<Tile>::kN][4], 
   }
 }
 
-// The lane's columns 2j and 2j + 1 of every 8: maxima (base 2), which lanes of a column share, and this lane's part of the sums of weights.
+// The lane's columns 2j and 2j + 1 of every 8: maxima (base 2), which lanes of a column share, and this lane's part of the sums
+// of weights.
 template <typename Tile>
 struct PairColumns {
   static constexpr uint32_t kN = PairShape<Tile>::kN;
@@ -249,7 +250,7 @@ __device__ __forceinline__ void weight_operands(uint32_t (&b)[kN][2], const floa
       b[n][h] = transposed(*(const uint32_t*)&pair);
     }
 }
-// The same, times what tokens g and g + 8 have.
+// The operands times the factors of tokens g and g + 8.
 template <uint32_t kN>
 __device__ __forceinline__ void scale_operands(uint32_t (&scaled)[kN][2], const uint32_t (&b)[kN][2], const float (&by)[2]) {
 #pragma unroll

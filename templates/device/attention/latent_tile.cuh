@@ -3,14 +3,15 @@
 // A row is K of all columns, and its first dims are V. Tokens, then dims, lie on M and columns on N. Lane 4g + j has, of every
 // 16 x 8 result, rows g and g + 8 of columns 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
-//   K Q^T     kWarpsM x kWarpsN x kWarpsK warps: 16 tokens, 8 kN columns and every kWarpsK-th 32-byte block of K's dims each; sums
+//   K Q^T     kWarpsM x kWarpsN x kWarpsK warps: 16 tokens, 8 kN columns and each kWarpsK-th 32-byte block of K's dims; sums
 //             over a warp's blocks are added in shared memory (ColumnThreads::read)
 //   softmax   kThreads / kCols neighbouring threads a column (ColumnThreads, Weights of latent.cuh)
 //   V^T P^T   each warp all tokens and columns, and kMineValues 32-byte blocks of V's dims
 //
-// `Tile` names kThreads, kCols, kTokens, kPitch (bytes from row to row in shared memory), kSteps of 16 dims of Q, kValueDims, kWarpsM,
-// kWarpsN, kWarpsK, the Element of V and QueryElement of q. A part of K names its Element, its kBlocks of 32 bytes, where in a row they
-// begin (kAt, bytes) and where in Q (kFirstStep). Scales names kGroups of a row, kGroupDims, kAt in a stage, kPitch between tokens.
+// `Tile` names kThreads, kCols, kTokens, kPitch (bytes from row to row in shared memory), kSteps of 16 dims of Q, kValueDims,
+// kWarpsM, kWarpsN, kWarpsK, the Element of V and QueryElement of q. A part of K names its Element, its kBlocks of 32 bytes,
+// where in a row they begin (kAt, bytes) and where in Q (kFirstStep). Scales names kGroups of a row, kGroupDims, kAt in a stage,
+// kPitch between tokens.
 #pragma once
 
 #include "columns.cuh"
@@ -22,7 +23,7 @@ __device__ __forceinline__ uint32_t ring_at(uint32_t stage, uint32_t ahead) {
   return stage + ahead < kStages ? stage + ahead : stage + ahead - kStages;
 }
 
-// What follows from a tile's numbers: kN tiles of 8 columns of a warp of K Q^T, blocks of V of a warp of V^T P^T.
+// Numbers derived from a tile: kN tiles of 8 columns of a warp of K Q^T, blocks of V of a warp of V^T P^T.
 template <typename Tile>
 struct LatentShape {
   using Values = ValueFragments<typename Tile::Element>;
@@ -30,7 +31,7 @@ struct LatentShape {
   static constexpr uint32_t kWarps = Tile::kThreads / 32, kN = Tile::kCols / 8 / Tile::kWarpsN;
   static constexpr uint32_t kValueBlocks = Tile::kValueDims / Values::kDims, kMineValues = (kValueBlocks + kWarps - 1) / kWarps;
   using Query = uint32_t[Tile::kSteps][Tile::kWarpsN][32][2 * kN];  // Q's operands: step, warp along columns, lane, its registers
-  using Scores = float[Tile::kWarpsK][Tile::kCols][Tile::kTokens + 4];  // products of each warp along dims; 4 more against bank conflicts
+  using Scores = float[Tile::kWarpsK][Tile::kCols][Tile::kTokens + 4];  // products of a warp along dims; + 4: no bank conflicts
 
   __device__ static uint32_t warp_m() { return threadIdx.x / 32 % Tile::kWarpsM; }
   __device__ static uint32_t warp_n() { return threadIdx.x / 32 / Tile::kWarpsM % Tile::kWarpsN; }
@@ -39,13 +40,13 @@ struct LatentShape {
 
 // ---- Addresses and copies
 
-// Starts the copies of a tile's rows, or of a part of them, to `to`: `Copy` names kThreads, kTokens, kPitch, and the kPieces of 16
-// bytes of a row, of which kLanes lanes copy kTogether rows. rows[token] is where one lies; null: zeros.
+// Starts the copies of a tile's rows, or of a part of them, to `to`: `Copy` names kThreads, kTokens, kPitch, and the kPieces of
+// 16 bytes of a row, of which kLanes lanes copy kTogether rows. rows[token] is the address of a row; null: zeros.
 template <typename Copy>
 __device__ __forceinline__ void copy_rows_async(uint32_t to, const uint8_t* const* rows) {
   copy_rows<Copy::kThreads, Copy::kTokens, Copy::kPitch, Copy::kPieces, Copy::kLanes, Copy::kTogether>(to, rows);
 }
-// The same for a tile's f32 scales in a pool of their own, one copy a scale.
+// Copies a tile's f32 scales, which have a pool of their own, one copy a scale.
 template <typename Tile, typename Scales>
 __device__ __forceinline__ void copy_scales_async(uint32_t to, const uint8_t* const* rows) {
   for (uint32_t i = threadIdx.x; i < Tile::kTokens * Scales::kGroups; i += Tile::kThreads) {
@@ -54,7 +55,7 @@ __device__ __forceinline__ void copy_scales_async(uint32_t to, const uint8_t* co
   }
 }
 
-// How many of the chunk's tokens row i sees: row i of r stands at tokens - r + i and sees the tokens up to there.
+// The count of the chunk's tokens that row i sees: row i of r stands at tokens - r + i and sees the tokens up to there.
 __device__ __forceinline__ uint32_t tokens_seen(const KvChunk& chunk, uint32_t i) {
   const uint32_t end = chunk.tokens > chunk.rows - 1 - i ? min(chunk.tokens + i + 1 - chunk.rows, chunk.end) : 0;
   return end < chunk.begin ? 0 : end - chunk.begin;
@@ -66,7 +67,7 @@ __device__ __forceinline__ void clear_special_values(uint8_t* stage, uint32_t fr
   for (uint32_t token = from + threadIdx.x / 32; token < until; token += LatentShape<Tile>::kWarps)
     clear_special<typename Tile::Element, Tile::kValueDims>(stage + token * Tile::kPitch);
 }
-// The same for their scales, and for those that are no usual ones; a thread a scale.
+// Turns scales of these tokens that are infinite, NaN, or at least 1e37, into zeros; a thread a scale.
 template <typename Tile, typename Scales>
 __device__ __forceinline__ void clear_special_scales(uint8_t* stage, uint32_t from, uint32_t until) {
   for (uint32_t i = threadIdx.x + from * Scales::kGroups; i < until * Scales::kGroups; i += Tile::kThreads) {
@@ -100,8 +101,8 @@ struct QueryColumn {
     }
   }
 
-  // What the column is to be multiplied by, 2^-n, so that f16 holds its elements, the largest in [1, 2); qk_scale is multiplied by
-  // 2^n. 1 for a column of zeros, infinities or NaN.
+  // The column's factor 2^-n, with which f16 holds its elements, the largest in [1, 2); qk_scale is multiplied by 2^n. The factor
+  // is 1 for a column of zeros, infinities or NaN.
   __device__ __forceinline__ float normalize(float& qk_scale) const {
     float high = 0.0f;
 #pragma unroll
@@ -146,7 +147,8 @@ __device__ __forceinline__ QueryFragment<Tile> read_query(const typename LatentS
   return b;
 }
 
-// The blocks of a part of K that a warp multiplies: kMine at most of each of kScaleGroups groups of blocks, whose dims share a scale.
+// The blocks of a part of K that a warp multiplies: kMine at most of each of kScaleGroups groups of blocks, whose dims share a
+// scale.
 template <typename Tile, typename KeyPart, uint32_t kScaleGroups>
 struct WarpBlocks {
   using Keys = KeyFragments<typename KeyPart::Element>;
@@ -412,8 +414,8 @@ __device__ __forceinline__ void multiply_pv(ValueSums<Tile>& out, uint32_t stage
 
 // ---- Results
 
-// The block's columns to `merged` in shared memory: row_max, row_sum over a column's threads, and `out` times `factor` and the power
-// of two that fragments of codes are divided by.
+// The block's columns to `merged` in shared memory: row_max, row_sum over a column's threads, and `out` times `factor` and the
+// power of two that fragments of codes are divided by.
 template <typename Softmax, typename Merged, typename Tile>
 __device__ __forceinline__ void store_sums(Merged& merged, const ColumnSoftmax& sums, const ValueSums<Tile>& out, float factor = 1.0f) {
   using Shape = LatentShape<Tile>;

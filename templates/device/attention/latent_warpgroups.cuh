@@ -1,16 +1,16 @@
-// Attention of few columns over latent rows of 8-bit codes with e8m0 scales, 512 dims, by warpgroups that have tokens of their own (sm_90a): S^T =
-// K Q^T, softmax, O^T += V^T P^T. V is the whole row.
+// Attention of few columns over latent rows of 8-bit codes with e8m0 scales, 512 dims, by warpgroups that have tokens of their
+// own (sm_90a): S^T = K Q^T, softmax, O^T += V^T P^T. V is the whole row.
 //
-// Tokens, then dims, lie on M and columns on N (m64nNk16). Rows are widened on their way to registers, where A is; Q and P lie in shared memory as
-// rows of 128 bytes a column (device/mma/wgmma.cuh): a panel of Q has 64 dims, one of P a tile's 64 tokens. Thread 32w + 4g + j of a warpgroup
-// has tokens 16w + g and 16w + g + 8, or those rows of 64 dims, and columns 8n + 2j and 8n + 2j + 1: element r of fragment n is row g + r / 2 * 8,
-// column 8n + 2j + r % 2.
+// Tokens, then dims, lie on M and columns on N (m64nNk16). Rows are widened on their way to registers, where A is; Q and P lie in
+// shared memory as rows of 128 bytes a column (device/mma/wgmma.cuh): a panel of Q has 64 dims, one of P a tile's 64 tokens.
+// Thread 32w + 4g + j of a warpgroup has tokens 16w + g and 16w + g + 8, or those rows of 64 dims, and columns 8n + 2j and 8n +
+// 2j + 1: element r of fragment n is row g + r / 2 * 8, column 8n + 2j + r % 2.
 //
-// A group is 64 dims, which share a scale of each token where they are codes: kCodeGroups of kGroups, then those that are not quantized. P has
-// a panel for each group, times the tokens' scales of that group, in units of a power of two above all of them.
+// A group is 64 dims, which share a scale of each token where they are codes: kCodeGroups of kGroups, then those that are not
+// quantized. P has a panel for each group, times the tokens' scales of that group, in units of a power of two above all of them.
 //
-// `Tile` names kCols, kTokens (64), kPitch (bytes from row to row in shared memory), the PlainElement of what is not quantized, kCodeBlocks (32
-// codes each), kSlack, and what QueryColumn wants.
+// `Tile` names kCols, kTokens (64), kPitch (bytes from row to row in shared memory), the PlainElement of what is not quantized,
+// kCodeBlocks (32 codes each), kSlack, and what QueryColumn wants.
 #pragma once
 
 #include "latent_tile.cuh"
@@ -82,7 +82,8 @@ struct TokenScales {
 
 // ---- S^T = K Q^T
 
-// A group of K or V as it lies in shared memory, the warp's fragments of it: of codes, 16 rows by 32 bytes each half; of plain dims, four steps.
+// A group of K or V as it lies in shared memory, the warp's fragments of it: of codes, 16 rows by 32 bytes each half; of plain
+// dims, four steps.
 struct StoredGroup {
   uint32_t e[4][4];
 };
@@ -194,7 +195,7 @@ struct TileColumns {
         row_sum[n][c] = 0.0f;
       }
   }
-  // Whether one of the scores passes its column's maximum by more than kSlack.
+  // True if one of the scores passes its column's maximum by more than kSlack.
   __device__ __forceinline__ bool passed(const float (&s)[kN][4]) const {
     bool found = false;
 #pragma unroll
@@ -229,14 +230,15 @@ struct TileSums {
   }
 };
 
-// What the warps of a warpgroup tell each other: largest scores of columns and largest scales; at the end, their sums of weights.
+// Exchange between the warps of a warpgroup: largest scores of columns and largest scales; at the end, sums of weights.
 template <typename Tile>
 struct Told {
   float columns[4][Tile::kCols], scale[4];
 };
 
-// Raises maxima to the largest scores of the tile where those pass them by more than kSlack, and the unit above `scale`, the thread's largest
-// one; sums follow. `failed` becomes true where a scale is NaN. All threads of a warpgroup call it; they meet at barrier `id`.
+// Raises maxima to the largest scores of the tile where those pass them by more than kSlack, and the unit above `scale`, the
+// thread's largest one; sums follow. `failed` becomes true where a scale is NaN. All threads of a warpgroup call it; they meet at
+// barrier `id`.
 template <typename Tile>
 __device__ __forceinline__ void sync_raise(Told<Tile>& told, uint32_t id, const float (&s)[WarpgroupShape<Tile>::kN][4], float scale, TileColumns<Tile>& columns,
                                            TileSums<Tile>& out, bool& failed) {
@@ -363,8 +365,8 @@ __device__ __forceinline__ void widen_values(uint32_t (&a)[4][4], const StoredGr
       a[k][2 * h + 1] = dims[1];
     }
 }
-// Adds V of the tile at `rows`, times the weights in the panels of P. While a group is multiplied the next one is widened, and the one after it
-// read.
+// Adds V of the tile at `rows`, times the weights in the panels of P. While a group is multiplied the next one is widened, and
+// the one after it read.
 template <typename Tile>
 __device__ __forceinline__ void multiply_tile_pv(TileSums<Tile>& out, uint32_t rows, uint64_t weights) {
   using Shape = WarpgroupShape<Tile>;

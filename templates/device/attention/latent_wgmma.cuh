@@ -1,11 +1,11 @@
 // Attention of a tile of latent rows by two warpgroups (sm_90a), products in shared memory: S = Q K^T, softmax, O += P V.
 //
-// A row lies in panels of 64 dims: 128 bytes a token, whose 16-byte chunks stand at chunk ^ token % 8 (device/mma/wgmma.cuh). Columns
-// lie on M: thread 32w + 4g + j of a warpgroup has columns 16w + g and 16w + g + 8. Elements 4n + 2h and 4n + 2h + 1 of its fragments
-// are column h's, tokens (of S) or dims (of O) 8n + 2j and 8n + 2j + 1.
+// A row lies in panels of 64 dims: 128 bytes a token, whose 16-byte chunks stand at chunk ^ token % 8 (device/mma/wgmma.cuh).
+// Columns lie on M: thread 32w + 4g + j of a warpgroup has columns 16w + g and 16w + g + 8. Elements 4n + 2h and 4n + 2h + 1 of
+// its fragments are column h's, tokens (of S) or dims (of O) 8n + 2j and 8n + 2j + 1.
 //
-// `Tile` names the Element of rows, kCols, kTokens, kSlack, kPanels of a row and of Q, kMine of them whose dims of O a warpgroup has,
-// kRopePanels that are K alone, and the bytes of a panel of a tile and of Q (kPanelBytes, kQueryPanelBytes).
+// `Tile` names the Element of rows, kCols, kTokens, kSlack, kPanels of a row and of Q, kMine of them whose dims of O a warpgroup
+// has, kRopePanels that are K alone, and the bytes of a panel of a tile and of Q (kPanelBytes, kQueryPanelBytes).
 #pragma once
 
 #include "latent_tile.cuh"
@@ -16,11 +16,12 @@ __device__ __forceinline__ uint32_t thread_column(uint32_t h) { return threadIdx
 
 // ---- Copies
 
-// The token of a tile whose row this lane has to know: a warp copies rows 4w to 4w + 3 and those 16 after them, lane n % 8 knows one.
+// The token of a tile whose row this lane has to know: a warp copies rows 4w to 4w + 3 and those 16 after them, lane n % 8 knows
+// one.
 __device__ __forceinline__ uint32_t known_token() { return threadIdx.x / 32 % 4 * 4 + threadIdx.x % 4 + threadIdx.x / 4 % 2 * 16; }
 
-// Starts the copies of a warpgroup's part of a tile to `stage`: its panels of V of all rows, and 16 rows of what is K alone. `row`
-// and `rope` are where those of known_token() lie; null: zeros. 8 lanes copy a panel of a row.
+// Starts the copies of a warpgroup's part of a tile to `stage`: its panels of V of all rows, and 16 rows of what is K alone.
+// `row` and `rope` are where those of known_token() lie; null: zeros. 8 lanes copy a panel of a row.
 template <typename Tile>
 __device__ __forceinline__ void copy_part_async(uint32_t stage, uint32_t group, const uint8_t* row, const uint8_t* rope) {
   const uint32_t lane = threadIdx.x % 32, eight = lane / 8, copied = threadIdx.x / 32 % 4 * 4 + eight;
@@ -89,8 +90,8 @@ __device__ __forceinline__ void begin_pv(float (&out)[128], uint64_t weights, ui
 
 // ---- Softmax
 
-// Of the thread's two columns: the maximum so far (base 2), and this thread's part of the sum of weights. Both warpgroups follow the
-// other's maxima, tile by tile, and sum the weights of their own tiles.
+// The thread's two columns: the maximum so far (base 2), and this thread's part of the sum of weights. Each warpgroup follows the
+// other's maxima, tile by tile, and sums the weights of its own tiles.
 struct PairSoftmax {
   float row_max[2] = {-infinity(), -infinity()}, row_sum[2] = {};
 };
@@ -104,8 +105,8 @@ __device__ __forceinline__ void scale_and_hide_pair(float (&s)[16], float qk_sca
   }
 }
 
-// Raises a column's maximum to the largest score of its four threads where that passes it by more than kSlack; `shrink` is what sums
-// relative to the old one are to be multiplied by. row_max[column] is what it is now. Scores are s times `factor`.
+// Raises a column's maximum to the largest score of its four threads where that passes it by more than kSlack; `shrink` is what
+// sums relative to the old one are to be multiplied by. row_max[column] is what it is now. Scores are s times `factor`.
 template <typename Tile, uint32_t N>
 __device__ __forceinline__ void store_raised_max(float (&row_max)[Tile::kCols], PairSoftmax& sums, float (&shrink)[2], const float (&s)[N], float factor = 1.0f) {
   float high[2] = {-infinity(), -infinity()};
@@ -164,7 +165,8 @@ __device__ __forceinline__ void multiply_columns(float (&out)[128], const float 
   for (uint32_t n = 0; n < 128; ++n) out[n] *= shrink[n / 2 % 2];
 }
 
-// ---- Tiles of 64 tokens, with O of a warpgroup as two products of 128 dims: ptxas takes no larger ones where a block has 512 threads
+// ---- Tiles of 64 tokens, with O of a warpgroup as two products of 128 dims: ptxas takes no larger ones where a block has 512
+// threads
 
 // The part of S = Q K^T that panels [kFrom, kUntil) have, with Q out of its panels.
 template <typename Tile, uint32_t kFrom, uint32_t kUntil>

@@ -1,15 +1,15 @@
-// Rows of latent caches on their way into tiles of latent_wgmma.cuh, whatever each cache stores them as: warps load 16 neighbouring dims of
-// a token at a time to registers, codes and scales, and dequantize them as they store them.
+// Rows of latent caches on their way into tiles of latent_wgmma.cuh, whatever each cache stores them as: warps load 16
+// neighbouring dims of a token at a time to registers, codes and scales, and dequantize them as they store them.
 //
-// A tile has 64 tokens, and is filled in two halves: 256 dims of V each, the second with what is K alone. Warp w has tokens 8w to 8w + 7;
-// lane 4g + j has token g of them, of each panel of 64 dims the 16 from 16j on. So four lanes read 64 dims of a row together, and eight lanes
-// that store meet no bank twice.
+// A tile has 64 tokens, and is filled in two halves: 256 dims of V each, the second with what is K alone. Warp w has tokens 8w to
+// 8w + 7; lane 4g + j has token g of them, of each panel of 64 dims the 16 from 16j on. So four lanes read 64 dims of a row
+// together, and eight lanes that store meet no bank twice.
 //
 // `Tile` is that of latent_wgmma.cuh. A `Record` says how rows of some caches lie:
 //
 //   struct Record {
-//     using Codes = Key;                                          // segment of the dims that have scales, or of all where none have
-//     static constexpr uint32_t kPlainPanel = 7, kPlainAt = 448;  // from this panel on dims are of 16 bits; bytes from a row's first one to theirs
+//     using Codes = Key;                                          // segment of the dims with scales; without scales, of all dims
+//     static constexpr uint32_t kPlainPanel = 7, kPlainAt = 448;  // first panel of 16-bit dims; its byte in a row
 //     static constexpr uint32_t kScaleBytes = 4, kScaleAccess = 4;  // scales of half of V's dims (0: none); so many at once
 //     static constexpr uint32_t kScaleStep = 4;                     // bytes from those to the other half's
 //   };
@@ -38,7 +38,7 @@ __device__ __forceinline__ RowPlace row_place(const Cache& cache, const Page& pa
   return place;
 }
 
-// Whether one of kCount e8m0 scales is NaN; what lies behind them in the last word is none.
+// True if one of kCount e8m0 scales is NaN. Bytes of the last word past kCount are not scales.
 template <uint32_t kCount, uint32_t N>
 __device__ __forceinline__ bool has_nan(const uint32_t (&scales)[N]) {
   static_assert(kCount <= 4 * N);
@@ -51,8 +51,8 @@ __device__ __forceinline__ bool has_nan(const uint32_t (&scales)[N]) {
   return (found & kByteSigns) != 0;
 }
 
-// What a lane holds of half a tile whose rows lie as `Record` says: 16 dims of each panel of its token, and their scales. Rows that are of 16 bits
-// throughout are copied, and nothing of them is held.
+// A lane's part of half a tile with rows of layout `Record`: 16 dims of each panel of its token, and their scales. Rows of 16-bit
+// elements alone are copied, and no register holds them.
 template <typename Tile, uint32_t kHalf, typename Record>
 struct HalfOf {
   using S = typename Record::Codes;
@@ -66,8 +66,8 @@ struct HalfOf {
   using Words = uint32_t[kPanels][8];
   using Scales = uint32_t[4];
 
-  // Where the lane's dims lie in panel n of those without scales; and in the tile at `stage`, its second 8 dims at ^ 16. L1 has the other half of a
-  // sector when it is asked for.
+  // Where the lane's dims lie in panel n of those without scales; and in the tile at `stage`, its second 8 dims at ^ 16. L1 has
+  // the other half of a sector when it is asked for.
   __device__ static __forceinline__ const uint8_t* plain_dims(const RowPlace& place, uint32_t n) {
     return place.codes + threadIdx.x % 4 * (32 - kUnitBytes<S>) + (Record::kPlainAt + (kFirst + n - Record::kPlainPanel) * 128);
   }
@@ -75,8 +75,8 @@ struct HalfOf {
     const uint32_t lane = threadIdx.x % 32, g = lane / 4;
     return (threadIdx.x / 32 % 8 * 8 + g) * 128 + (lane % 4 * 2 ^ g) * 16;
   }
-  // Of rows that are copied, which goes past L1, a lane has two chunks of 8 dims of each panel, of which this is the first one and the other one's
-  // number is ^ 2: two lanes read a sector together, and those of neighbouring tokens write to different banks.
+  // Copies go past L1. A lane copies two chunks of 8 dims of each panel: this one, and the one with number ^ 2. So two lanes read
+  // a sector together, and lanes of neighbouring tokens write to different banks.
   __device__ static __forceinline__ uint32_t copied_chunk() {
     const uint32_t lane = threadIdx.x % 32;
     return lane % 2 + lane / 2 % 2 * 4 + lane / 4 % 2 * 2;
@@ -115,15 +115,15 @@ struct HalfOf {
     return false;
   }
 
-  // The scale of the lane's dims of panel n: of the half's scales the panel's first one is known, those of blocks within a panel follow
-  // from the lane.
+  // The scale of the lane's dims of panel n: of the half's scales the panel's first one is known, those of blocks within a panel
+  // follow from the lane.
   __device__ static __forceinline__ typename S::Scale scale_of(const Scales& scales, uint32_t n) {
     using Scale = typename S::Scale;
     static_assert(S::kBlockDims % 16 == 0 && !S::kZero);
     constexpr uint32_t kEach = sizeof(Scale), kLanes = S::kBlockDims < 64 ? S::kBlockDims / 16 : 4;  // lanes that share a scale
     const uint32_t first = n % Tile::kMine * 64 / S::kBlockDims * kEach, byte = first + threadIdx.x % 4 / kLanes * kEach;
     uint32_t bits = scales[first / 4];
-    if constexpr (kLanes < 4 && kEach * (4 / kLanes) > 4) bits = byte / 4 == first / 4 ? bits : scales[first / 4 + 1];  // f16 and more: a panel's scales are two words
+    if constexpr (kLanes < 4 && kEach * (4 / kLanes) > 4) bits = byte / 4 == first / 4 ? bits : scales[first / 4 + 1];
     if constexpr (kEach < 4) bits >>= byte % 4 * 8;
     return *(const Scale*)&bits;
   }
@@ -181,14 +181,14 @@ struct HalfOf {
   }
 };
 
-// The same of rows that lie as one of several records says.
+// HalfOf for rows of one of several records.
 template <typename Tile, uint32_t kHalf, typename... Records>
 struct HalfRow {
   template <typename Record>
   using Of = HalfOf<Tile, kHalf, Record>;
   static constexpr bool kOne = sizeof...(Records) == 1;
   static constexpr bool kCopies = (Of<Records>::kCopied || ...);
-  static constexpr uint32_t kArrivals = kCopies ? 256 + 8 : 8;  // at a half's mbarrier: a warp's, and each thread's for what it copies
+  static constexpr uint32_t kArrivals = kCopies ? 256 + 8 : 8;  // arrivals at a half's mbarrier: warps, copying threads
   uint32_t words[Tile::kMine + kHalf * Tile::kRopePanels][8], scales[4];
   RowPlace place;
 
@@ -203,8 +203,8 @@ struct HalfRow {
     ((kOne || place.record == n++ ? void(found = Of<Records>::await(scales)) : void()), ...);
     return found;
   }
-  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there. Stored dims have their fence before the
-  // products here; copies land later, so where kCopies whoever waits for `full` has another fence behind that.
+  // To the tile at `stage`, or on the way there; arrives at `full` once the lane's part is there. Stored dims have their fence
+  // before the products here; copies land later, so where kCopies whoever waits for `full` has another fence behind that.
   __device__ __forceinline__ void store(uint8_t* stage, uint64_t& full) const {
     uint32_t n = 0;
     ((kOne || place.record == n++ ? store_as<Records>(stage, full) : void()), ...);

@@ -1,5 +1,5 @@
-// Pages of a request that a call lists, in place of all: place p of a list is token p % page_tokens of the page that entry p / page_tokens
-// names, a number in the request's page table. Entries of -1 name none.
+// Pages of a request that a call lists, in place of all: place p of a list is token p % page_tokens of the page that entry p /
+// page_tokens names, a number in the request's page table. Entries of -1 name none.
 #pragma once
 
 #include "../base/scan.cuh"
@@ -27,8 +27,8 @@ struct ListedPages {
   }
 };
 
-// The list of `count` entries from `entries` on, of a request of so many tokens. More entries than `columns`, or more places than 2^31, are
-// reported, and none count.
+// The list of `count` entries from `entries` on, of a request of so many tokens. More entries than `columns`, or more places than
+// 2^31, are reported, and none count.
 __device__ __forceinline__ ListedPages listed_pages(bool& failed, const int32_t* entries, uint32_t count, uint32_t columns, uint32_t page_tokens,
                                                     uint32_t b, uint32_t tokens, uint64_t* errors) {
   const bool wrong = !failed && (count > columns || count > 0x80000000u / page_tokens);
@@ -37,8 +37,8 @@ __device__ __forceinline__ ListedPages listed_pages(bool& failed, const int32_t*
   return {entries, failed ? 0 : count, tokens / page_tokens + (tokens % page_tokens != 0)};
 }
 
-// Whether an entry is neither -1 nor the number of a page with tokens, by the kThreads threads of a block, each for entries of its own. Those are
-// reported at their page's first token.
+// True if an entry is neither -1 nor the number of a page with tokens. Each of the block's kThreads threads checks entries of its
+// own. A wrong entry is reported at its page's first token.
 template <uint32_t kThreads>
 __device__ __forceinline__ bool has_wrong_page(const ListedPages& list, uint32_t page_tokens, uint32_t b, uint64_t* errors) {
   bool wrong = false;

@@ -3,7 +3,7 @@
 
 #include "row_units.cuh"
 
-// What a list names as tokens `token` and `token` + 8 of a tile; -1 past its end.
+// The list's entries for tokens `token` and `token` + 8 of a tile; -1 past its end.
 struct ListedPair {
   int32_t e[2];
 };

@@ -6,8 +6,8 @@
 // request's bits do not depend on the order of blocks.
 //
 // `Out` names the numbers of a kernel's results: kThreads of a block; kTeams, the warp groups with results of their own; kCols
-// columns; kDim dims of a column; kVec dims that a thread handles at once; kColumnBlocks blocks that share a chunk. If the block has
-// more than kThreads threads, its first kThreads meet at named barrier kBarrier.
+// columns; kDim dims of a column; kVec dims that a thread handles at once; kColumnBlocks blocks that share a chunk. If the block
+// has more than kThreads threads, its first kThreads meet at named barrier kBarrier.
 #pragma once
 
 #include "columns.cuh"
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_partial(float* to, uint32_t col, uint32_t 
   *(Vec<float, Out::kVec>*)Partial<Out>::out(to, col, dim) = sums.out;
 }
 
-// What the kTeams teams of a block have in shared memory for column `col` and dims from `dim` on, together.
+// The merged result of the block's kTeams teams, from shared memory, for column `col` and dims from `dim` on.
 template <typename Out, typename Merged>
 __device__ __forceinline__ ColumnSums<Out::kVec> merge_teams(const Merged& merged, uint32_t col, uint32_t dim, bool failed) {
   ColumnSums<Out::kVec> sums = no_sums<Out::kVec>(failed);
@@ -152,7 +152,7 @@ struct Running {
 template <uint32_t kCols>
 constexpr uint32_t kMergeFloats = (kFanIn + 2) * kCols;
 
-// What chunks weigh in each column, a lane a chunk and a warp a column in turn: `here` partial results from `first` on, `step`
+// Weights of chunks in each column, a lane a chunk and a warp a column in turn: `here` partial results from `first` on, `step`
 // floats apart. To shared memory: weights[kFanIn][kCols], then row_max and row_sum of each column.
 template <typename Out>
 __device__ __forceinline__ void weigh_partials(float* scratch, float* first, uint64_t step, uint32_t here, uint32_t cols) {

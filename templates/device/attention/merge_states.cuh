@@ -1,9 +1,9 @@
 // Merging attention over disjoint sets of keys by their log-sum-exps: the states that a call brings, and a running merge of a
-// thread's dims of one head. What a log-sum-exp is, a kernel spells out:
+// thread's dims of one head. The kernel defines its log-sum-exp:
 //
 //   struct Lse {
 //     static float to_base_two(float lse);   // and from_base_two
-//     static bool saw_none(float lse);       // whether a state with it saw no key
+//     static bool saw_none(float lse);       // the state saw no key
 //     static float of_none();                // of a result that saw none
 //   };
 #pragma once

@@ -3,9 +3,9 @@
 // Tokens, then dims, lie on M and columns on N, so that few columns fill the tensor cores. Lane 4g + j has, of every 16 x 8
 // result, rows g and g + 8 of columns 2j and 2j + 1: element r of a fragment is row g + r / 2 * 8, column 2j + r % 2.
 //
-// `Tile` names the numbers of a tile: kTokens of it (a multiple of 16), kN tiles of 8 columns of a warp, kTeamWarps warps that share
-// it, the segments K and V, and of rows of K and V the bytes (kKeyBytes) and the pitch in shared memory (kKeyPitch). V follows K in a
-// stage. kSlack: how far, base 2, a score may pass the running maximum of its column.
+// `Tile` names the numbers of a tile: kTokens of it (a multiple of 16), kN tiles of 8 columns of a warp, kTeamWarps warps that
+// share it, the segments K and V, and, for rows of K and V, the bytes (kKeyBytes) and the pitch in shared memory (kKeyPitch). V
+// follows K in a stage. kSlack: the distance, base 2, by which a score may pass the running maximum of its column.
 //
 // Each product has operands of its own (fragments.cuh): bf16 where K, or V, is rows of bf16, else f16. Q and weights follow.
 #pragma once
@@ -13,8 +13,8 @@
 #include "columns.cuh"
 #include "fragments.cuh"
 
-// What a segment's fragments are made of: its elements, or integers moved up (KeyCode and ValueCode of `Tile`), but of MAX's nvfp4 what
-// tables make of them. Codes that were widened in shared memory are elements of 16 bits.
+// Element type of a segment's fragments: its elements, biased integers (KeyCode and ValueCode of `Tile`), or, for MAX's nvfp4,
+// the products from tables. Codes that were widened in shared memory are elements of 16 bits.
 template <typename S, typename Code, bool = kSame<Code, e2m1x2> && S::kRecipe == Recipe::nvfp4_max>
 struct FragmentsOf {
   using Element = Code;
@@ -24,7 +24,7 @@ struct FragmentsOf<S, Code, true> {
   using Element = e2m1x2_products;
 };
 
-// What follows from a tile's numbers: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
+// Numbers derived from a tile: 32-byte blocks of a row, steps of 16 dims of K, tiles of 16 dims of V.
 template <typename Tile>
 struct TileShape {
   using Keys = KeyFragments<typename FragmentsOf<typename Tile::K, typename Tile::KeyCode>::Element>;
@@ -32,8 +32,8 @@ struct TileShape {
   static constexpr uint32_t kM = Tile::kTokens / 16;
   static constexpr uint32_t kKeyBlocks = (Tile::kKeyBytes + 31) / 32, kValueBlocks = (Tile::kValueBytes + 31) / 32;
   static constexpr uint32_t kKeySteps = kKeyBlocks * Keys::kSteps, kValueTiles = kValueBlocks * Values::kTiles;
-  static constexpr uint32_t kPairs = kKeySteps * 8;  // of neighbouring elements of a column of q: step * 8 + register * 4 + lane % 4
-  using Query = uint32_t[kKeySteps][Tile::kN * Tile::kTeamWarps][32][2];  // Q's operands in shared memory: step, 8 columns, lane, register
+  static constexpr uint32_t kPairs = kKeySteps * 8;  // pairs of elements of q: step * 8 + register * 4 + lane % 4
+  using Query = uint32_t[kKeySteps][Tile::kN * Tile::kTeamWarps][32][2];  // Q in shared memory: step, 8 columns, lane, register
   static constexpr uint32_t kValuesAt = Tile::kTokens * Tile::kKeyPitch;  // where V begins in a stage
   // The group of dims of a step of K, of a tile of V.
   __device__ static constexpr uint32_t key_group(uint32_t step) {
@@ -42,18 +42,18 @@ struct TileShape {
   __device__ static constexpr uint32_t value_group(uint32_t tile) {
     return Tile::kValueGroups == 1 ? 0 : (tile / Values::kTiles * Values::kDims + tile % Values::kTiles / Values::kHalfTiles * Values::kHalfDims) / Tile::V::kBlockDims;
   }
-  // How codes of V that were moved up, or have zero points, come back: sums of weights, or of weights times zero points.
+  // Correction of sums for V's biased codes, or zero points: sums of weights, or of weights times zero points.
   static constexpr bool kValueZeros = kBeginsAtZero<typename Tile::ValueCode> && Tile::V::kZero;
   static constexpr bool kValuesMoved = !kValueZeros && kMovedUp<typename Tile::ValueCode> > 0.0f;
 };
 
-// What a warp keeps of its columns: the running maximum and sum of each (base 2), and the sums of V.
+// A warp's state of its columns: the running maximum and sum of each (base 2), and the sums of V.
 template <typename Tile>
 struct WarpSums {
   using Shape = TileShape<Tile>;
   float out[Shape::kValueTiles][Tile::kN][4] = {}, row_max[Tile::kN][2], row_sum[Tile::kN][2] = {};
   float ceiling[Tile::kN][2];  // products above which row_max rises
-  // What V's codes come back by: a fragment whose rows are equal, or the lane's part.
+  // Correction for V's biased codes: a fragment with equal rows, or this lane's share.
   static constexpr uint32_t kBack = Shape::kValuesMoved ? 4 : Shape::kValueZeros ? 2 : 0;
   float back[Tile::kValueGroups][Tile::kN][kBack + (kBack == 0)] = {};
 
@@ -66,7 +66,7 @@ struct WarpSums {
         ceiling[n][e] = -infinity();
       }
   }
-  // f32's lowest number, what row_max begins at: what is above it has a difference to it.
+  // Start of row_max: f32's lowest number. Unlike -inf it has a difference to every score.
   __device__ static __forceinline__ float lowest() { return __uint_as_float(0xff7fffffu); }
 
   __device__ __forceinline__ void rescale_out(uint32_t n, uint32_t e, float factor) {
@@ -91,7 +91,7 @@ struct Scores {
   float e[TileShape<Tile>::kM][Tile::kN][4];
 };
 
-// A factor of each of the warp's columns, out of those from `factors` on: the lane's, of columns 8n + 2j + e.
+// A factor of each of the warp's columns, from the array `factors`: the lane has columns 8n + 2j + e.
 template <typename Tile>
 struct ColumnFactors {
   float e[Tile::kN][2];
@@ -104,7 +104,7 @@ struct ColumnFactors {
   }
 };
 
-// What makes scores of products, or base 2 of scores: a factor of each column, or one of all.
+// The factor from products to scores, or from scores to base 2: one a column, or one for all columns.
 template <typename Tile>
 __device__ __forceinline__ float factor_of(const ColumnFactors<Tile>& factors, uint32_t n, uint32_t e) {
   return factors.e[n][e];
@@ -121,7 +121,7 @@ struct QueryColumn {
   static constexpr uint32_t kEach = (Shape::kPairs + 31) / 32;
   float x[kEach][2];
 
-  // The dim of element e of the lane's pair n; from Tile::K::kSize on there is none.
+  // The dim of element e of the lane's pair n; at or past Tile::K::kSize there is none.
   __device__ static __forceinline__ uint32_t dim(uint32_t n, uint32_t e) {
     const uint32_t pair = n * 32 + threadIdx.x % 32, step = pair / 8;
     return step / Keys::kSteps * Keys::kDims + Keys::key_dim(step % Keys::kSteps, pair % 4, pair / 4 % 2, e);
@@ -137,7 +137,8 @@ struct QueryColumn {
       for (uint32_t e = 0; e < 2; ++e) x[n][e] = has(n) && live && dim(n, e) < Tile::K::kSize ? to_f32(row[dim(n, e)]) : 0.0f;
   }
 
-  // Times the scales that K's dims of this head have. One scale of all dims is returned, a factor of products, and rounds no element.
+  // Multiplies by the scales of K's dims of this head. One scale for all dims is returned as a factor of products instead, and
+  // rounds no element.
   template <typename Cache>
   __device__ __forceinline__ float multiply_scales(const Cache& cache, uint32_t head) {
     using K = typename Tile::K;
@@ -154,9 +155,9 @@ struct QueryColumn {
     }
   }
 
-  // Divided by 2^n and the sign of qk_scale, which is multiplied by them: f16 holds the elements, the largest in [1, 2), and the
-  // largest product is the largest score. A column of zeros, infinities or NaNs stays as it is. A qk_scale of 0 becomes tiny: 0
-  // times the -inf of a hidden token would be NaN.
+  // Divides by 2^n and the sign of qk_scale, and multiplies qk_scale by them: f16 holds the elements, the largest in [1, 2), and
+  // the largest product is the largest score. A column of zeros, infinities or NaNs stays as it is. A qk_scale of 0 becomes tiny,
+  // because 0 times the -inf of a hidden token would be NaN.
   __device__ __forceinline__ void normalize(float& qk_scale) {
     float high = 0.0f;
 #pragma unroll
@@ -188,7 +189,8 @@ struct QueryColumn {
     }
   }
 
-  // Sums of what was stored, each group of dims, in units of a code moved up by one, negative: to sums[group], by lane 0.
+  // Negated sums of the stored elements of each group of dims, in units of one step of the code's bias: to sums[group], by lane
+  // 0.
   __device__ __forceinline__ void store_sums(float (&sums)[Tile::kKeyGroups]) const {
 #pragma unroll
     for (uint32_t g = 0; g < Tile::kKeyGroups; ++g) {
@@ -215,7 +217,7 @@ struct QueryColumn {
 
 struct NoQuerySums {};
 
-// What the warp's columns, which begin at `first`, have of those sums: the lane's, of columns 8n + 2j + e.
+// These sums for the warp's columns from `first` on: the lane has columns 8n + 2j + e.
 template <typename Tile>
 struct QuerySums {
   float e[Tile::kKeyGroups][Tile::kN][2];
@@ -307,7 +309,7 @@ struct KeyGroupScales {
 template <typename Tile, typename Bytes>
 struct KeyByteScales {
   using Keys = typename TileShape<Tile>::Keys;
-  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves / 2];  // of rows g and g + 8: two halves of blocks each
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves / 2];  // rows g and g + 8: two halves of blocks each
 
   __device__ __forceinline__ KeyByteScales(const uint8_t* stage, uint32_t own) {
     const uint32_t g = threadIdx.x % 32 / 4, selector = threadIdx.x % 4 < 2 ? 0x6420 : 0x7531;
@@ -336,11 +338,11 @@ struct KeyByteScales {
   }
 };
 
-// Products of each group of dims: fragments as scores are.
+// Products of each group of dims, in the fragments of scores.
 template <typename Tile>
 using GroupProducts = float[Tile::kKeyGroups][TileShape<Tile>::kM][Tile::kN][4];
 
-// Where products begin whose codes were moved up by as much each.
+// Start of products of biased codes.
 template <typename Tile>
 __device__ __forceinline__ void move_back(GroupProducts<Tile>& products, const QuerySums<Tile>& query_sums) {
 #pragma unroll
@@ -367,7 +369,8 @@ template <typename Tile, typename Query, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_qk(GroupProducts<Tile>& products, uint32_t stage, Query& query, const GroupScales& scale = {}) {
   using Shape = TileShape<Tile>;
   using Keys = typename Shape::Keys;
-  // Products that add to one sum wait for each other: where there are fewer than 4 sums, and no codes to widen meanwhile, they are two.
+  // Products that add to one sum wait for each other. With fewer than 4 sums, and no codes to widen meanwhile, each sum is split
+  // in two.
   constexpr uint32_t kChains = Shape::kM * Tile::kN < 4 && kPlain<typename Tile::KeyCode> ? 2 : 1;
   const uint32_t keys = stage + Keys::offset(threadIdx.x % 32, Tile::kKeyPitch);
   float others[Shape::kM][Tile::kN][4] = {};
@@ -460,7 +463,7 @@ __device__ __forceinline__ void for_each_score(Scores<Tile>& s, const Each& each
 
 // ---- Softmax
 
-// The lane's largest product of each column; whether one passes its column's ceiling.
+// The lane's largest product of each column; true if one passes its column's ceiling.
 template <typename Tile>
 __device__ __forceinline__ bool tile_max(float (&high)[Tile::kN][2], const Scores<Tile>& s, const WarpSums<Tile>& sums) {
   bool rises = false;
@@ -483,8 +486,8 @@ __device__ __forceinline__ float column_max(float x) {
   return x;
 }
 
-// Makes `high` the column's row_max where it passes the ceiling, which is then Tile::kSlack, base 2, above it. True where it does;
-// `shrink` is what the column's sums are to be multiplied by.
+// If `high` passes the column's ceiling it becomes row_max, and the ceiling Tile::kSlack (base 2) above it; returns true then.
+// `shrink` becomes the factor of the column's sums.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool raise_row_max(float& shrink, WarpSums<Tile>& sums, float high, uint32_t n, uint32_t e, const Factor& factor) {
   high = column_max(high);
@@ -515,7 +518,7 @@ __device__ __forceinline__ float weight_of(const WarpSums<Tile>& sums, float s, 
   return exp2_approx(s * factor_of(factor, n, e) - sums.row_max[n][e]);
 }
 
-// Adds the weights of tokens of V to what its codes come back by, as rounded as they are; `p` are those of the lane's columns.
+// Adds the rounded weights to the correction of V's biased codes.
 template <typename Tile>
 __device__ __forceinline__ void add_moved(WarpSums<Tile>& sums, const uint32_t (&weights)[Tile::kValueGroups][Tile::kN][2]) {
   if constexpr (TileShape<Tile>::kValuesMoved) {
@@ -548,9 +551,9 @@ __device__ __forceinline__ void exponentiate(uint32_t (&weights)[1][Tile::kN][2]
 
 // ---- Weights that carry their token's scale of V
 
-// What weights of a group of dims are relative to, in place of row_max, once they carry scales: 2^from, which none passes by more than
-// 2^4, so that f16 holds what counts. unit: 2^(from - row_max). most: what a weight may be, or -1 where f32 may not hold its score's
-// part without the scale: then it is computed the long way.
+// The unit of weights of a group of dims, if weights carry V's scales: they are relative to 2^from in place of row_max. No weight
+// is above 2^4 units, so that f16 holds the weights that count. unit: 2^(from - row_max). most: the largest weight allowed, or -1
+// if f32 may not hold 2^(score - row_max) without the scale: such weights are computed by logarithms.
 template <typename Tile>
 struct ValueUnits {
   float from[Tile::kValueGroups][Tile::kN][2], unit[Tile::kValueGroups][Tile::kN][2] = {}, most[Tile::kValueGroups][Tile::kN][2];
@@ -566,12 +569,12 @@ struct ValueUnits {
           most[g][n][e] = 16.0f;
         }
   }
-  // Weights relative to 2^to from now on, and what was summed.
+  // Makes weights, and the sums so far, relative to 2^to.
   __device__ __forceinline__ void move(WarpSums<Tile>& sums, uint32_t g, uint32_t n, uint32_t e, float to) {
     sums.rescale_group(g, n, e, exp2_approx(from[g][n][e] - to));
     from[g][n][e] = to;
   }
-  // Of a new `from` or row_max: not more than 2^100 below row_max, which leaves f32 room for sums.
+  // Bound for a new `from` or row_max: at most 2^100 below row_max, which leaves f32 room for sums.
   __device__ __forceinline__ void relate(WarpSums<Tile>& sums, uint32_t g, uint32_t n, uint32_t e) {
     if (from[g][n][e] < sums.row_max[n][e] - 100.0f) move(sums, g, n, e, sums.row_max[n][e] - 100.0f);
     unit[g][n][e] = exp2_approx(from[g][n][e] - sums.row_max[n][e]);
@@ -579,7 +582,7 @@ struct ValueUnits {
   }
 };
 
-// As raise_max: `out` is relative to units, which shrink in its place.
+// raise_max for `out` relative to units: the units shrink in its place.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ void raise_max(WarpSums<Tile>& sums, ValueUnits<Tile>& value, const float (&high)[Tile::kN][2], const Factor& factor) {
 #pragma unroll
@@ -599,8 +602,9 @@ struct ScaledWeights {
   Scores<Tile> of[Tile::kValueGroups];
 };
 
-// Weights times their token's scale of V (LaneScales), and the lane's sum of the first group's without. kSkipHidden: the weight of a
-// hidden token is 0 whatever the scale. False where one is more than it may be, or no number.
+// Weights times their token's scale of V (LaneScales), and the lane's sum of the first group's weights without scales.
+// kSkipHidden:
+// the weight of a hidden token is 0 whatever its scale. Returns false if a weight is NaN or above its unit's bound.
 template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
 __device__ __forceinline__ bool weigh(ScaledWeights<Tile>& weights, float (&sum)[Tile::kN][2], const Scores<Tile>& s, const ValueUnits<Tile>& value,
                                       const ValueScales& v_scales, const Factor& factor) {
@@ -625,7 +629,7 @@ __device__ __forceinline__ bool weigh(ScaledWeights<Tile>& weights, float (&sum)
   return fit;
 }
 
-// The long way, by logarithms: units follow the largest weight that is a number, and row_sum is summed without them.
+// Weights by logarithms, for scales of any size: units follow the largest weight that is not NaN; row_sum has no units.
 template <bool kSkipHidden, typename Tile, typename ValueScales, typename Factor>
 __device__ __forceinline__ void weigh_and_move(ScaledWeights<Tile>& weights, WarpSums<Tile>& sums, const Scores<Tile>& s, ValueUnits<Tile>& value,
                                                const ValueScales& v_scales, const Factor& factor) {
@@ -659,7 +663,7 @@ __device__ __forceinline__ void weigh_and_move(ScaledWeights<Tile>& weights, War
     }
 }
 
-// What weigh has summed, to row_sum.
+// Adds the sums of weigh to row_sum.
 template <typename Tile>
 __device__ __forceinline__ void add_sums(WarpSums<Tile>& sums, const float (&sum)[Tile::kN][2], const ValueUnits<Tile>& value) {
 #pragma unroll
@@ -668,8 +672,8 @@ __device__ __forceinline__ void add_sums(WarpSums<Tile>& sums, const float (&sum
     for (uint32_t e = 0; e < 2; ++e) sums.row_sum[n][e] = __fmaf_rn(sum[n][e], value.unit[0][n][e], sums.row_sum[n][e]);
 }
 
-// Weights of tokens 16m to 16m + 15, rounded to operands of V^T P^T; times zero points (LaneScales) they are added to what V's codes
-// come back by.
+// Weights of tokens 16m to 16m + 15, rounded to operands of V^T P^T. Times zero points (LaneScales) they are added to the
+// correction of V's codes.
 template <bool kSkipHidden, typename Tile, typename ValueScales>
 __device__ __forceinline__ void round_weights(uint32_t (&rounded)[Tile::kValueGroups][Tile::kN][2], WarpSums<Tile>& sums, const ScaledWeights<Tile>& weights, const Scores<Tile>& s, uint32_t m,
                                               const ValueScales& v_scales) {
@@ -718,7 +722,7 @@ struct ValueGroupScales {
   }
 };
 
-// Where the lane's row of such a block begins in shared memory.
+// The address of the lane's row of such a block in shared memory.
 template <typename Tile>
 __device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, uint32_t m) {
   using Values = typename TileShape<Tile>::Values;
@@ -728,7 +732,7 @@ __device__ __forceinline__ uint32_t values_at(uint32_t stage, uint32_t block, ui
 template <typename Tile, typename Bytes>
 struct ValueByteScales {
   using Values = typename TileShape<Tile>::Values;
-  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves];  // of tokens 2j and 2j + 1, and of those 8 on: of both tokens, each half of a block
+  uint32_t e[TileShape<Tile>::kM][2][Bytes::kHalves];  // tokens 2j, 2j + 1, and 8 further on: each half of a block
 
   __device__ __forceinline__ ValueByteScales(const uint8_t* stage, uint32_t own) {
     const uint32_t j = threadIdx.x % 4, selector = threadIdx.x % 32 < 16 ? 0x6240 : 0x7351;
@@ -780,7 +784,7 @@ __device__ __forceinline__ void multiply_pv(WarpSums<Tile>& sums, uint32_t stage
   add_moved(sums, weights);
 }
 
-// Whether the lane's part of V of tokens 16m to 16m + 15 has an infinity or NaN.
+// True if the lane's part of V of tokens 16m to 16m + 15 has an infinity or NaN.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, const GroupScales& scale = {}) {
   using Values = typename TileShape<Tile>::Values;
@@ -798,8 +802,8 @@ __device__ __forceinline__ bool has_special_values(uint32_t stage, uint32_t m, c
   return special;
 }
 
-// As multiply_pv, column by column, each with the tokens that it sees: a token that one column sees and another does not may hold
-// infinities or NaN, which times a weight of 0 are NaN. Hidden tokens are those whose score is -inf.
+// multiply_pv, column by column, each with the tokens that it sees: V of a token that one column sees and another does not may
+// hold infinities or NaN, and 0 times them is NaN. A hidden token has the score -inf.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint32_t stage, const uint32_t (&weights)[1][Tile::kN][2], uint32_t m,
                                                       const Scores<Tile>& s, const GroupScales& scale = {}) {
@@ -835,7 +839,7 @@ __device__ __forceinline__ void multiply_pv_by_column(WarpSums<Tile>& sums, uint
 
 // ---- Results
 
-// `out` in place of multiples of units.
+// Multiplies `out` by its units.
 template <typename Tile>
 __device__ __forceinline__ void apply_units(WarpSums<Tile>& sums, const ValueUnits<Tile>& value) {
 #pragma unroll
@@ -846,7 +850,7 @@ __device__ __forceinline__ void apply_units(WarpSums<Tile>& sums, const ValueUni
       for (uint32_t e = 0; e < 2; ++e) sums.rescale_group(g, n, e, value.unit[g][n][e]);
 }
 
-// `out` of V's codes in place of what they were moved up to.
+// Corrects `out` for V's biased codes.
 template <typename Tile>
 __device__ __forceinline__ void move_back(WarpSums<Tile>& sums) {
   using Shape = TileShape<Tile>;
@@ -876,7 +880,7 @@ __device__ __forceinline__ void move_back(WarpSums<Tile>& sums) {
       }
 }
 
-// What sums of products with V's codes are still to be multiplied by: one factor, or a scale of each dim of the head.
+// Remaining factors of sums of products with V's codes: one factor, or a scale of each dim of the head.
 struct OneFactor {
   float factor;
   __device__ __forceinline__ float operator()(uint32_t) const { return factor; }
@@ -888,7 +892,7 @@ struct ChannelScales {
   __device__ __forceinline__ float operator()(uint32_t dim) const { return scale_value<V>(*scale_at<V>(cache, no_page(Fault::none), 0, head, dim)); }
 };
 
-// The warp's columns, which begin at `first`, to team `team` of `merged` in shared memory: row_max, row_sum over all lanes, and
+// Stores the warp's columns, from `first` on, to team `team` of `merged` in shared memory: row_max, row_sum over all lanes, and
 // `out` times factor(dim).
 template <typename Tile, typename Merged, typename Factor = OneFactor>
 __device__ __forceinline__ void store_team_sums(Merged& merged, uint32_t team, uint32_t first, WarpSums<Tile>& sums, const Factor& factor = {1.0f}) {

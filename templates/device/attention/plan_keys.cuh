@@ -1,7 +1,7 @@
 // The planner of a prefill over latent rows: where the keys of a batch lie behind each other, and in the chunks of a buffer.
 //
-// `Deal` names kThreads of a block, kChunkRows of a chunk, kAlignment to which each request's keys are padded, and the Index of offsets.
-// Row offsets are given where lengths do not count this step's tokens.
+// `Deal` names kThreads of a block, kChunkRows of a chunk, kAlignment to which each request's keys are padded, and the Index of
+// offsets. Row offsets are given where lengths do not count this step's tokens.
 #pragma once
 
 #include "../base/scan.cuh"
@@ -31,8 +31,8 @@ __device__ __forceinline__ uint64_t sync_rows_before(const Cache& cache, uint64_
   return sync_sum_before<Deal::kThreads>(earlier, count);
 }
 
-// What a chunk has of `count` rows of a request that begin at `begin`: the row of its buffer where they begin or would, the request's
-// key that is there, and whether rows of the chunk are before them.
+// A chunk's part of `count` rows of a request that begin at `begin`: the row of its buffer where they begin or would begin, the
+// request's key in that row, and true if rows of the chunk are before them.
 struct ChunkPart {
   uint32_t row;
   uint64_t key;

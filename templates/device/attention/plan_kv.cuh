@@ -29,7 +29,7 @@ __device__ __forceinline__ StepRows<Index> step_rows(const Index* row_offsets, u
   return {row_offsets, num_rows};
 }
 
-// The same where only the first valid_tokens[b] tokens of request b count.
+// Rows of a step in which only the first valid_tokens[b] tokens of request b count.
 template <typename Index, typename Valid>
 struct PaddedStepRows {
   const Index* row_offsets;
@@ -55,8 +55,8 @@ __device__ __forceinline__ ListedRows<Index, 1 + sizeof...(More)> listed_rows(ui
   return {{lengths, more...}, num_rows};
 }
 
-// The request whose first row is `row`: one chunk of all tokens that its rows see, and how many tiles they are, at least 1. Of
-// another row, and one of no request: 0 tiles. A request with wrong offsets or a wrong length is one faulty chunk of 1 tile.
+// The request whose first row is `row`: one chunk of all tokens that its rows see, and the count of their tiles, at least 1. Any
+// other row, and a row of no request, has 0 tiles. A request with wrong offsets or a wrong length is one faulty chunk of 1 tile.
 struct PlannedRequest {
   KvChunk chunk;
   RowKind kind;
@@ -79,7 +79,7 @@ __device__ __forceinline__ PlannedRequest request_at(const Cache& cache, const R
   return request;
 }
 
-// The same of rows that attend to lists; a row with a list that nothing is as long as is faulty.
+// request_at for rows that attend to lists. A row with a list of an impossible length is faulty.
 template <typename Split, typename Cache, typename Index, uint32_t kLists>
 __device__ __forceinline__ PlannedRequest request_at(const Cache&, const ListedRows<Index, kLists>& rows, uint32_t row) {
   PlannedRequest request;
@@ -150,9 +150,9 @@ __device__ __forceinline__ void store_idle(uint32_t* counters, uint64_t count) {
   for (uint64_t i = threadIdx.x; i < count; i += kThreads) counters[i] = kIdle;
 }
 
-// The cost of one SM part: an equal share of all, but no less than is worth a block. Where that would cut the longest request into
-// a few chunks more than one merge takes (kFanIn), a little more: a request alone begins with an SM part, its fixed cost first;
-// one among others begins anywhere, and so has one chunk more than its cost has shares.
+// The cost of one SM part: an equal share of all, but no less than is worth a block. Where that would cut the longest request
+// into a few chunks more than one merge takes (kFanIn), a little more: a request alone begins with an SM part, its fixed cost
+// first; one among others begins anywhere, and so has one chunk more than its cost has shares.
 template <typename Split>
 __device__ __forceinline__ uint64_t cost_share(const PlanSums& all, uint32_t num_sm_parts) {
   const uint64_t total = all.tiles + (uint64_t)all.requests * Split::kOverhead;
@@ -167,7 +167,8 @@ struct ChunkPlace {
   uint32_t index, count, slot;
 };
 
-// The place of this thread's `count` chunks behind those of the threads before, and `next` behind those of all. All threads call it.
+// The place of this thread's `count` chunks behind those of the threads before, and `next` behind those of all. All threads call
+// it.
 template <uint32_t kThreads>
 __device__ __forceinline__ ChunkPlace sync_place(uint32_t count, ChunkPlace& next) {
   uint32_t all_slots, all_chunks;
@@ -223,8 +224,8 @@ __device__ __forceinline__ uint32_t sync_store_balanced_chunks(const Plan& plan,
   return next.index;
 }
 
-// The same with chunks of kChunkTiles, as many of them for every SM part. A request of more than `most_chunks` is one faulty chunk:
-// it loses its own result, and the others keep their place. All threads call it.
+// Stores chunks of kChunkTiles tiles, the same number for every SM part. A request of more than `most_chunks` is one faulty
+// chunk: it loses its own result, and the others keep their place. All threads call it.
 template <typename Split, typename Cache, typename Rows>
 __device__ __forceinline__ uint32_t sync_store_fixed_chunks(const Plan& plan, const Cache& cache, const Rows& rows, uint32_t stamp, uint32_t most_chunks,
                                                             uint32_t num_sm_parts) {

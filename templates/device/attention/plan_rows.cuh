@@ -1,21 +1,21 @@
-// The planner of extend: it cuts the query rows of every request into tiles of columns, and the keys of a tile where tiles are too
-// few, and lists them in the order in which blocks begin them.
+// The planner of extend: it cuts the query rows of every request into tiles of columns, and the keys of a tile where tiles are
+// too few, and lists them in the order in which blocks begin them.
 //
-// What limits an entry is one of two: tiles of a request with several of them share its K and V, which then come out of L2, and wait for
-// tensor cores; a request with one tile (decoding, verification) reads its keys alone, and waits for memory. Each kind has its longest
-// first; the kinds are mixed so that both are under way all the time, and end together (ListOrder).
+// An entry has one of two limits. Tiles of a request with several tiles share its K and V, which come from L2; they wait for
+// tensor cores. A request with one tile (decoding, verification) reads its keys alone, and waits for memory. Each kind has its
+// longest entries first; the kinds are mixed so that both run all the time, and end together (ListOrder).
 //
 // A plan is described by a struct of the kernel:
 //
 //   struct Split {
 //     using Mask = CausalMask;                       // the tokens [first(position), last(position, tokens)) that a row sees
 //     static constexpr uint32_t kThreads = 256;      // of the planner's one block, and buckets of costs
-//     static constexpr uint32_t kCols = 128, kGroup = 4;  // columns of a tile, query heads of a kv head: column i * kGroup + h is row i
+//     static constexpr uint32_t kCols = 128, kGroup = 4;  // columns of a tile, heads of a kv head; column i * kGroup + h: row i
 //     static constexpr uint32_t kMostRows = 32;      // query rows that a request can have
 //     static constexpr bool kNewInLength = false;    // lengths count this step's tokens
 //     static constexpr uint32_t kTile = 64;          // tokens of a tile of keys, which costs count
 //     static constexpr uint32_t kNarrowCols = 64;    // an entry of no more columns takes half the time a tile of keys
-//     static constexpr uint32_t kOverhead = 2, kLeastTiles = 8;  // tiles: an entry's fixed cost, the least keys of one of several
+//     static constexpr uint32_t kOverhead = 2, kLeastTiles = 8;  // tiles: an entry's fixed cost; the least keys of a piece
 //     static constexpr uint32_t kChunkTiles = 0;     // tiles between cuts where these are fixed, else 0
 //   };
 #pragma once
@@ -71,7 +71,7 @@ struct PlannedTile {
   bool narrow;  // half the time
   bool alone;   // its request has no other
 
-  // Of so many tiles of keys of it, counted in halves of a wide tile's time.
+  // The cost of so many tiles of keys, in halves of a wide tile's time.
   template <typename Split>
   __device__ __forceinline__ uint32_t cost(uint32_t tiles) const {
     return (tiles + Split::kOverhead) << !narrow;
@@ -93,8 +93,8 @@ __device__ __forceinline__ PlannedTile tile_at(const KvChunk& whole, uint32_t n)
   return tile;
 }
 
-// body(tile, live) for every tile of the step, by all threads as often as each other, where not `live` without one; `held` is shared
-// memory, `first_row` the first offset. Returns the row behind the last request's.
+// body(tile, live) for every tile of the step, by all threads as often as each other, where not `live` without one; `held` is
+// shared memory, `first_row` the first offset. Returns the row behind the last request's.
 template <typename Split>
 struct HeldRequests {
   KvChunk whole[Split::kThreads];
@@ -140,13 +140,13 @@ struct TileSums {
   uint32_t stamp;
 };
 
-// What becomes of a tile: its pieces, and their first slot (one piece has none).
+// The pieces of a tile, and their first slot; a single piece has no slot.
 struct Pieces {
   uint32_t count, slot;
 };
 
-// Where a plan cuts the keys of tiles: into equal parts that cost no more than `share`, or, where cuts are fixed, at all of them if the
-// tile costs more than that, and slots for the pieces.
+// Where a plan cuts the keys of tiles: into equal parts that cost no more than `share`, or, where cuts are fixed, at all of them
+// if the tile costs more than that, and slots for the pieces.
 template <typename Split>
 struct Cuts {
   uint32_t share, max_slots, slots;  // slots: taken so far
@@ -187,9 +187,9 @@ __device__ __forceinline__ uint32_t bucket_cost(uint32_t bucket) {
   return (uint32_t)((uint64_t)(8 + n % 8) << n / 8 >> 3);
 }
 
-// Where entries stand in the list. Those of a kind are sorted by bucket; each is to begin where the ones before it end, if its kind had a
-// fixed part of the GPU, and the last one so early that it ends with all work; a little earlier, since blocks are not free just then. The
-// list is sorted by that time.
+// The order of entries in the list, by the time at which each should begin. Entries of a kind are sorted by bucket; an entry
+// begins where the entries before it end, as if its kind had a fixed part of the GPU. The last entry begins so early that it ends
+// with all work, by the factor kEarly, because no block is free at exactly that time.
 constexpr float kEarly = 0.85f;
 struct ListOrder {
   uint32_t first[2][kBuckets];        // entries before a bucket, of its kind

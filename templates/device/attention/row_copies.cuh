@@ -1,5 +1,5 @@
-// Rows on their way to where products of warpgroups read them (row_wgmma.cuh), 16 bytes at a time: rows of Q, and those of K and V
-// that tensor copies cannot bring, of pages of one token for instance.
+// Rows on their way to where products of warpgroups read them (row_wgmma.cuh), 16 bytes at a time: rows of Q, and those of K and
+// V that tensor copies cannot bring, of pages of one token for instance.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -11,9 +11,9 @@ __device__ __forceinline__ const T* pointer_of_lane(const T* p, uint32_t lane) {
   return (const T*)__shfl_sync(~0u, (unsigned long long)p, lane);
 }
 
-// Starts the copies of kRows rows of kDims elements by one warp: lane n has the address `from` of row first + n, first a multiple of 8
-// (nullptr: the row becomes zeros). Eight lanes copy 64 dims of a row, so that a warp asks for four whole lines of memory, and writes to
-// different banks.
+// Starts the copies of kRows rows of kDims elements by one warp: lane n has the address `from` of row first + n, first a multiple
+// of 8 (nullptr: the row becomes zeros). Eight lanes copy 64 dims of a row, so that a warp asks for four whole lines of memory,
+// and writes to different banks.
 template <uint32_t kDims, uint32_t kRows, typename T>
 __device__ __forceinline__ void copy_rows_async(uint8_t* to, uint32_t first, const T* from) {
   const uint32_t dim = threadIdx.x % 8 * 8;

@@ -1,12 +1,12 @@
 // Attention of a tile of tokens on CUDA cores: S = Q K^T, softmax, O += P V in f32, by a warp over 16 columns or 32.
 //
-// The lanes have the columns and tokens that they have on tensor cores (row_tile.cuh): lane 4g + j columns 16m + g and g + 8, of every 8
-// tokens 2j and 2j + 1; and of every 16 dims of V the four from 4j on. So the softmax and partial results are those of tensor cores.
-// Q, a tile's rows of K and then of V, and its weights lie in shared memory as f32, whatever the cache has.
+// The lanes have the columns and tokens that they have on tensor cores (row_tile.cuh): lane 4g + j columns 16m + g and g + 8, of
+// every 8 tokens 2j and 2j + 1; and of every 16 dims of V the four from 4j on. So the softmax and partial results are those of
+// tensor cores. Q, a tile's rows of K and then of V, and its weights lie in shared memory as f32, whatever the cache has.
 //
-// `Tile` names the numbers: segments K and V, kTokens of a tile, kTeamWarps of a block, kParts of them that share columns, each with
-// kPartDims dims of V; from row to row in shared memory kKeyPitch and kValuePitch floats, odd multiples of 4, and kKeyWidth and
-// kValueWidth elements that a thread loads at once.
+// `Tile` names the numbers: segments K and V, kTokens of a tile, kTeamWarps of a block, kParts of them that share columns, each
+// with kPartDims dims of V; from row to row in shared memory kKeyPitch and kValuePitch floats, odd multiples of 4, and kKeyWidth
+// and kValueWidth elements that a thread loads at once.
 #pragma once
 
 #include "row_tile.cuh"
@@ -15,7 +15,7 @@ template <typename Tile>
 struct LaneShape {
   static constexpr uint32_t kM = Tile::kN / 2, kTokenTiles = Tile::kTokens / 8, kDimTiles = Tile::kPartDims / 8;
   static constexpr uint32_t kCols = 16 * kM * Tile::kTeamWarps / Tile::kParts, kThreads = 32 * Tile::kTeamWarps;
-  static constexpr uint32_t kKeyDims = (Tile::K::kSize + 3) / 4 * 4, kValueDims = Tile::kParts * Tile::kPartDims;  // with zeros behind the last
+  static constexpr uint32_t kKeyDims = (Tile::K::kSize + 3) / 4 * 4, kValueDims = Tile::kParts * Tile::kPartDims;  // padded
   static constexpr uint32_t kWeightPitch = Tile::kTokens + 4;
   using Query = float[kCols][Tile::kKeyPitch];
   using Rows = float[Tile::kTokens][Tile::kKeyPitch < Tile::kValuePitch ? Tile::kValuePitch : Tile::kKeyPitch];
@@ -40,7 +40,8 @@ template <typename Tile>
 __device__ __forceinline__ uint32_t token_of_thread() {
   return threadIdx.x / (LaneShape<Tile>::kThreads / Tile::kTokens);
 }
-// Row `offset` of a page to the thread's token, f32, with zeros behind its kSize dims up to kDims; all zeros where there is no page.
+// Row `offset` of a page to the thread's token, f32, with zeros behind its kSize dims up to kDims; all zeros where there is no
+// page.
 template <typename Tile, typename S, uint32_t kDims, uint32_t kPitch, uint32_t kWidth, typename Cache, typename Page>
 __device__ __forceinline__ void store_row(typename LaneShape<Tile>::Rows& rows, const Cache& cache, const Page& page, uint32_t offset, uint32_t head, float global) {
   constexpr uint32_t kThreads = LaneShape<Tile>::kThreads / Tile::kTokens, kStore = kWidth < 4 ? kWidth : 4;
@@ -97,7 +98,8 @@ __device__ __forceinline__ void multiply_qk(RowScores<Tile>& s, const typename L
 // The smallest number of f32 that arithmetic does not flush to 0.
 constexpr float kLeastWeight = 1.17549435e-38f;
 
-// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Weights of hidden tokens are 0, no
+// P = 2^(S - row_max) to shared memory, by one of the warps that share columns, and added to row_sum. Weights of hidden tokens
+// are 0, no
 // others: an infinity or NaN in V of a token that a row sees is the row's.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ void store_weights(typename LaneShape<Tile>::Weights& weights, uint32_t first, RowSums<Tile>& sums, const RowScores<Tile>& s, const Factor& factor) {

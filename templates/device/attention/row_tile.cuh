@@ -1,12 +1,12 @@
 // Attention of a tile of tokens on tensor cores, m16n8k16: S = Q K^T, softmax, O += P V, by a warp over its columns.
 //
-// Columns (a query row with one of its heads) lie on M, tokens and then dims on N. Lane 4g + j has, of every 16 x 8 result, columns
-// g and g + 8 and tokens, or dims, 2j and 2j + 1: element r of a fragment is column g + r / 2 * 8, token 2j + r % 2. P goes from S's
-// fragments to operands without leaving the lane.
+// Columns (a query row with one of its heads) lie on M, tokens and then dims on N. Lane 4g + j has, of every 16 x 8 result,
+// columns g and g + 8 and tokens, or dims, 2j and 2j + 1: element r of a fragment is column g + r / 2 * 8, token 2j + r % 2. P
+// goes from S's fragments to operands without leaving the lane.
 //
-// `Tile` is as mma_tile.cuh has it, with kN = 2 kM tiles of 8 columns of a warp. What fragments.cuh reads as 16 tokens x 16 dims of K,
-// or 16 dims x 16 tokens of V, {a0, a1, a2, a3}, are here two operands: {a0, a2} of the first 8 tokens or dims, {a1, a3} of the others.
-// Of 16-bit elements each operand comes in neighbouring registers, so that none is moved.
+// `Tile` is the Tile of mma_tile.cuh, with kN = 2 kM tiles of 8 columns of a warp. The fragments {a0, a1, a2, a3} of
+// fragments.cuh, 16 tokens x 16 dims of K or 16 dims x 16 tokens of V, are two operands here: {a0, a2} of the first 8 tokens or
+// dims, {a1, a3} of the others. Operands of 16-bit elements come in neighbouring registers, so that no register is moved.
 #pragma once
 
 #include "mma_tile.cuh"
@@ -23,7 +23,7 @@ struct RowShape {
   using Query = uint32_t[kKeySteps][kM * Tile::kTeamWarps][32][4];
   static_assert(Tile::kN % 2 == 0);
 
-  // Whether the lane is the one that stores maxima and sums of its columns.
+  // True if the lane is the one that stores maxima and sums of its columns.
   __device__ static __forceinline__ bool has_heads() { return threadIdx.x % 4 == 0; }
   // The dim of element e of the lane's tile d of dims; from V::kSize on there is none.
   __device__ static __forceinline__ uint32_t dim(uint32_t d, uint32_t e) {
@@ -32,7 +32,8 @@ struct RowShape {
   }
 };
 
-// What a warp keeps of its columns: the running maximum and sum of each (base 2), and the sums of V. A lane has columns 16m + g + 8h.
+// A warp's state of its columns: the running maximum and sum of each (base 2), and the sums of V. A lane has columns 16m + g +
+// 8h.
 template <typename Tile>
 struct RowSums {
   static constexpr uint32_t kM = RowShape<Tile>::kM;
@@ -219,7 +220,7 @@ __device__ __forceinline__ void scale_scores(RowScores<Tile>& s, const KeyScales
 
 // ---- Softmax
 
-// The lane's largest score of each column; whether one passes its column's running maximum by more than Tile::kSlack.
+// The lane's largest score of each column; true if one passes its column's running maximum by more than Tile::kSlack.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool tile_max(float (&high)[RowShape<Tile>::kM][2], const RowScores<Tile>& s, const RowSums<Tile>& sums, const Factor& factor) {
   bool rises = false;
@@ -242,7 +243,7 @@ __device__ __forceinline__ float row_maximum(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Columns whose tile maximum passes the running one by more than Tile::kSlack get it; their sums are rescaled.
+// A column whose tile maximum passes the running one by more than Tile::kSlack gets it as row_max; its sums are rescaled.
 template <typename Tile>
 __device__ __forceinline__ void raise_max(RowSums<Tile>& sums, float (&high)[RowShape<Tile>::kM][2]) {
 #pragma unroll
@@ -308,8 +309,8 @@ __device__ __forceinline__ void raise_max(RowSums<Tile>& sums, RowUnit<Tile>& va
     }
 }
 
-// Scores become weights times their token's scale of V, v_scales(token of the tile); row_sum gets the weights alone. A weight of 0
-// stays 0 whatever the scale. The lane's largest of each column; whether one passes its unit.
+// Scores become weights times their token's scale of V, v_scales(token of the tile); row_sum gets the weights alone. A weight of
+// 0 stays 0 whatever the scale. The lane's largest of each column; whether one passes its unit.
 template <typename Tile, typename ValueScales, typename Factor>
 __device__ __forceinline__ bool weigh_by_value_scales(float (&largest)[RowShape<Tile>::kM][2], RowScores<Tile>& s, RowSums<Tile>& sums, const RowUnit<Tile>& value,
                                                       const ValueScales& v_scales, const Factor& factor) {
@@ -413,7 +414,7 @@ __device__ __forceinline__ void multiply_pv(RowSums<Tile>& sums, uint32_t stage,
   }
 }
 
-// Whether the lane's part of V of the tile at `stage` has an infinity or NaN.
+// True if the lane's part of V of the tile at `stage` has an infinity or NaN.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ bool has_special_tile(uint32_t stage, const GroupScales& scale = {}) {
   using Values = typename TileShape<Tile>::Values;
@@ -456,8 +457,9 @@ struct SeenTokens {
   }
 };
 
-// Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and another does
-// not may hold infinities or NaN, which times a weight of 0 are NaN. A block of dims after the other, in little code and few registers:
+// Adds V of a tile times its weights column by column, each with the tokens that it sees: a token that one column sees and
+// another does not may hold infinities or NaN, which times a weight of 0 are NaN. A block of dims after the other, in little code
+// and few registers:
 // it is rarely run.
 template <typename Tile, typename GroupScales = NoGroupScales>
 __device__ __forceinline__ void multiply_pv_by_column(RowSums<Tile>& sums, uint32_t stage, const RowWeights<Tile>& weights, const SeenTokens<Tile>& seen,

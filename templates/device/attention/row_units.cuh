@@ -1,8 +1,8 @@
 // Rows of latent caches on their way into one tile in shared memory, whatever each cache stores them as: 16 neighbouring dims at
 // a time, codes and scales, wait in registers and are dequantized as they are stored.
 //
-// `Tile` names kThreads, kTokens, kPitch (bytes from row to row of the tile), the Element of the tile and kRowUnits of 16 dims of a
-// row. `Role` is a cache's KeyRole.
+// `Tile` names kThreads, kTokens, kPitch (bytes from row to row of the tile), the Element of the tile and kRowUnits of 16 dims of
+// a row. `Role` is a cache's KeyRole.
 #pragma once
 
 #include "latent_tile.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint32_t list_of(const KeyList (&lists)[kLists], uint
   return found;
 }
 
-// What a list names as number `token` of a tile; -1 past its end.
+// The list's entry for token `token` of a tile; -1 past its end.
 template <typename Tile, uint32_t kLists>
 __device__ __forceinline__ int32_t listed_entry(const KeyList (&lists)[kLists], uint32_t tile, uint32_t token) {
   KeyList list = lists[0];
@@ -42,7 +42,7 @@ struct alignas(16) RowUnit {
   uint32_t words[kWords];
 };
 
-// What a thread holds of a tile: units threadIdx.x, threadIdx.x + kThreads and so on, a row's units behind each other.
+// A thread's units of a tile: units threadIdx.x, threadIdx.x + kThreads and so on; a row's units follow each other.
 template <typename Tile>
 struct TileUnits {
   static constexpr uint32_t kAll = Tile::kTokens * Tile::kRowUnits, kMine = (kAll + Tile::kThreads - 1) / Tile::kThreads;

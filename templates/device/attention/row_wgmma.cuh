@@ -1,10 +1,10 @@
 // Attention of a tile of tokens by a warpgroup over its 64 columns (sm_90a): S = Q K^T, softmax, O += P V, out of shared memory.
 //
-// Rows of Q, K and V lie in groups of 8: 8 rows of 64 dims are a swizzled pattern of 1024 bytes (device/mma/wgmma.cuh), the group's other
-// dims follow, then the next group (tma_load_groups). So a tile of any pages has one distance from group to group.
+// Rows of Q, K and V lie in groups of 8: 8 rows of 64 dims are a swizzled pattern of 1024 bytes (device/mma/wgmma.cuh), the
+// group's other dims follow, then the next group (tma_load_groups). So a tile of any pages has one distance from group to group.
 //
-// Sums and scores are those of row_tile.cuh for 16 columns a warp, and lie in registers as products leave them: thread 4g + j of a
-// warp has columns g and g + 8, tokens or dims 8n + 2j and 8n + 2j + 1. `Tile` is as row_tile.cuh has it, kN = 2; kKeyDims and
+// Sums and scores are those of row_tile.cuh for 16 columns a warp, and lie in registers as products leave them: thread 4g + j of
+// a warp has columns g and g + 8, tokens or dims 8n + 2j and 8n + 2j + 1. `Tile` is as row_tile.cuh has it, kN = 2; kKeyDims and
 // kValueDims are multiples of 64.
 #pragma once
 
@@ -75,8 +75,8 @@ __device__ __forceinline__ void begin_pv(RowSums<Tile>& sums, const TileWeights<
 
 // ---- Softmax
 
-// Raises maxima that a score passes by more than Tile::kSlack; `shrink` is what `out`, relative to the old ones, is to be multiplied by.
-// Whether one of the warp's has risen.
+// Raises maxima that a score passes by more than Tile::kSlack; `shrink` becomes the factor of `out`.
+// True if a maximum of one of the warp's columns has risen.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const Factor& factor) {
   float high[1][2];
@@ -98,7 +98,8 @@ __device__ __forceinline__ void rescale_out(RowSums<Tile>& sums, const float (&s
   sums.rescale_out(0, 1, shrink[1]);
 }
 
-// Scores become weights 2^(score - row_max), added to row_sum in f32. kMarks: those of tokens that the column does not see become -0.
+// Scores become weights 2^(score - row_max), added to row_sum in f32. kMarks: those of tokens that the column does not see become
+// -0.
 template <bool kMarks, typename Tile, typename Factor>
 __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, const Factor& factor) {
   const float from[2] = {sums.row_max[0][0] == -infinity() ? 0.0f : sums.row_max[0][0], sums.row_max[0][1] == -infinity() ? 0.0f : sums.row_max[0][1]};
@@ -132,7 +133,7 @@ __device__ __forceinline__ void round_weights(TileWeights<Tile>& weights, const 
 
 // ---- Infinities and NaN in V of tokens that not all columns see: times a weight of 0 they are NaN
 
-// Whether there is one in the tile.
+// True if the tile has one.
 template <typename Tile>
 __device__ __forceinline__ bool has_special_values(const uint8_t* values) {
   bool special = false;
@@ -194,19 +195,19 @@ __device__ __forceinline__ void clear_special_values(uint8_t* values, uint32_t t
 
 // ---- Results
 
-// The same of all of the thread's sums.
+// each(...) for all of the thread's sums, eight at a time.
 template <typename Tile, typename Each>
 __device__ __forceinline__ void for_each_eight(const RowSums<Tile>& sums, const Each& each) {
 #pragma unroll
   for (uint32_t first = 0; first < Tile::kValueDims / 8; first += 4) for_each_eight(*(const float(*)[4][4])sums.out[0][first], first, each);
 }
 
-// Adds up what two warpgroups have summed of the same columns, in the one whose tokens count as the earlier ones: the `later` one puts
-// its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call it, `threads`
-// together, and meet at barrier `id`; Q has been read by then.
+// Adds up what two warpgroups have summed of the same columns, in the one whose tokens count as the earlier ones: the `later` one
+// puts its sums where Q was (kRoom dims of 128 columns), as many dims at a time as find room, and `heads`. Threads of both call
+// it, `threads` together, and meet at barrier `id`; Q has been read by then.
 template <uint32_t kRoom, typename Tile>
 __device__ __forceinline__ void sync_merge_sums(uint32_t id, uint32_t threads, RowSums<Tile>& sums, bool later, bool failed, uint8_t* room, Vec<float, 4>* heads) {
-  constexpr uint32_t kTiles = RowShape<Tile>::kDimTiles, kEach = kRoom / 8 < kTiles ? kRoom / 8 : kTiles;  // of 8 dims: all, and at a time
+  constexpr uint32_t kTiles = RowShape<Tile>::kDimTiles, kEach = kRoom / 8 < kTiles ? kRoom / 8 : kTiles;  // tiles of 8 dims
   const uint32_t thread = threadIdx.x % 128;
   if (later && thread % 4 == 0) heads[thread / 4] = {sums.row_max[0][0], sums.row_max[0][1], failed ? nan_f32() : sums.row_sum[0][0], failed ? nan_f32() : sums.row_sum[0][1]};
   named_barrier(id, threads);  // products with Q are done
@@ -234,7 +235,8 @@ __device__ __forceinline__ void sync_merge_sums(uint32_t id, uint32_t threads, R
   }
 }
 
-// Joins `count` partial results (RowPartial), `step` floats apart and in their order: row_max, row_sum, and 4 tiles of 8 dims from `first` on.
+// Joins `count` partial results (RowPartial), `step` floats apart and in their order: row_max, row_sum, and 4 tiles of 8 dims
+// from `first` on.
 template <typename Parts>
 __device__ __forceinline__ void merge_four(float (&row_max)[2], float (&row_sum)[2], float (&out)[4][4], float* slot, uint64_t step, uint32_t count, uint32_t first) {
   row_max[0] = row_max[1] = -infinity();
@@ -255,7 +257,7 @@ __device__ __forceinline__ void merge_four(float (&row_max)[2], float (&row_sum)
   }
 }
 
-// The same pointer, of which the compiler thinks that it changes: it would keep what it adds to it in registers.
+// Returns the same pointer, opaque to the compiler, which otherwise keeps sums of it and offsets in registers.
 template <typename T>
 __device__ __forceinline__ T* fresh(T* p) {
   asm volatile("" : "+l"(p));
@@ -294,17 +296,17 @@ __device__ __forceinline__ Finished sync_finish_of(uint32_t id, uint32_t threads
   return before < blocks - 1 ? Finished::early : before == blocks - 1 ? Finished::last : Finished::miscounted;
 }
 
-// The work that a block has next. `failed`: the counter was overwritten, and what others have done is unknown; each block then goes on
-// by its place in the grid, and its works have no result. `stale`: the request has another length than it was planned with.
+// The next work of a block. `failed`: the counter was overwritten, and the works of other blocks are unknown; each block then
+// goes on by its place in the grid, and its works have no result. `stale`: the request has another length than the planned one.
 struct Work {
   uint32_t index;
   bool failed, stale;
 };
-constexpr uint32_t kNoWork = kU32Max;  // index where none is left
+constexpr uint32_t kNoWork = kU32Max;  // index: no work is left
 
-// The works that a block has one after the other: its place in the grid, then the next one of the list that nobody has. One warp asks
-// for them, a work ahead of who is slow, and all warps read what it is: were each to read a length that changes meanwhile, those that
-// copy and those that multiply could wait for each other for ever.
+// The works of a block: first the work of its place in the grid, then the next work of the list that no block has. One warp (warp
+// 8) takes the next work, one ahead, and publishes it. If each warp read the request's length itself and it changed meanwhile,
+// copying and multiplying warps could wait for each other forever.
 struct WorkRing {
   uint64_t full[2], empty[2];
   Work work[2];
@@ -316,9 +318,9 @@ struct WorkRing {
       mbarrier_init(&empty[i], warps);
     }
   }
-  // The block's work number `round` of `blocks` blocks, of `works` in all. `counter` is idle_works() of the plan before the launch and
-  // after it: as many ask as there are works, those who get none included. One thread asks is_stale(index)
-  // where there is one.
+  // Work number `round` of this block; there are `blocks` blocks and `works` works. `counter` is idle_works() of the plan before
+  // and after the launch, because the count of requests for work is fixed, requests without result included. If there is a work,
+  // one thread evaluates is_stale(index).
   template <typename IsStale>
   __device__ __forceinline__ Work await_work(uint32_t round, bool asks, unsigned long long* counter, uint32_t stamp, uint32_t blocks, uint32_t works, uint64_t* errors, const IsStale& is_stale) {
     const uint32_t place = round % 2, lane = threadIdx.x % 32;

@@ -1,10 +1,10 @@
-// Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps that copy them
-// widen them to f16, or to bf16 beside e8m0 scales, in row_wgmma.cuh's groups of rows. Scales of tokens lie as floats beside the tile and
-// multiply sums of K and weights of V. Scales of groups of dims, and zero points, are applied to widened elements. Codes of MAX's nvfp4 are
-// widened by the table of their group (fp4_tables.cuh).
+// Codes of K and V for products of warpgroups (sm_90a): rows are copied to shared memory as the cache has them, and the warps
+// that copy them widen them to f16, or to bf16 beside e8m0 scales, in row_wgmma.cuh's groups of rows. Scales of tokens lie as
+// floats beside the tile and multiply sums of K and weights of V. Scales of groups of dims, and zero points, are applied to
+// widened elements. Codes of MAX's nvfp4 are widened by the table of their group (fp4_tables.cuh).
 //
-// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both swizzled
-// patterns they touch different banks, and a thread has its row's scales in registers.
+// Each of a tile's rows has one thread, or two with half of the dims each. Neighbouring lanes have neighbouring rows: of both
+// swizzled patterns they touch different banks, and a thread has its row's scales in registers.
 #pragma once
 
 #include "bf16_codes.cuh"
@@ -27,7 +27,7 @@ struct CodeRows {
   using E = typename S::Element;
   static constexpr uint32_t kInByte = kPerElement<E>, kBytes = S::kSize / kInByte;                    // of a row
   static constexpr uint32_t kSpan = kBytes % 128 == 0 ? 128 : kBytes % 64 == 0 ? 64 : 32;             // of the copy's swizzle
-  static constexpr uint32_t kParts = 128 / kTokens, kDims = S::kSize / kParts, kRows = 32 / kParts;   // threads of a row, dims of each, rows of a warp
+  static constexpr uint32_t kParts = 128 / kTokens, kDims = S::kSize / kParts, kRows = 32 / kParts;  // threads a row; dims each
   static constexpr bool kToken = kUse == ScaleUse::token, kGroup = kUse == ScaleUse::key_groups || kUse == ScaleUse::value_groups;
   // Scales of a thread's part of a row, each with its zero point.
   static constexpr uint32_t kGroups = !kGroup || S::kBlockDims >= kDims ? 1 : (kDims + S::kBlockDims - 1) / S::kBlockDims, kEach = 1 + S::kZero;
@@ -52,7 +52,7 @@ struct CodeRows {
     }
   };
 
-  // Those of token `token` of a page; where it is not `live` they stay what they were.
+  // Loads the scales of token `token` of a page; if it is not `live`, they keep their values.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void load(Scales& scales, const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t part, bool live) {
 #pragma unroll
@@ -121,7 +121,8 @@ struct CodeRows {
       if constexpr (kMultiplied) {
 #pragma unroll
         for (uint32_t i = 0; i < 2 * kInByte; ++i) {
-          // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero * scale.
+          // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero *
+          // scale.
           if constexpr (S::kZero) x[i] = add_halves(x[i], zero[g]);
           x[i] = kPowers ? multiply_bf16(x[i], scale[g]) : multiply_halves(x[i], scale[g]);
         }
@@ -219,9 +220,9 @@ struct ScaleRange {
   }
 };
 
-// Weights carry their token's scale of V, so row_max rises with the logarithm of both: raise_max of row_wgmma.cuh, where a score counts as
-// much as the tile's largest scale may make of it. Where the scales of a tile differ by more than 2^10, or are no numbers, each score
-// counts with its own: f16 would hold too little of a weight whose token has a small one.
+// Weights carry their token's scale of V, so row_max rises with the logarithm of both: raise_max of row_wgmma.cuh, where a score
+// counts as much as the tile's largest scale may make of it. Where the scales of a tile differ by more than 2^10, or are no
+// numbers, each score counts with its own: f16 would hold too little of a weight whose token has a small one.
 template <typename Tile, typename Factor>
 __device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sums, const RowScores<Tile>& s, const float* scales, const ScaleRange& range, const Factor& factor) {
   const uint32_t largest = __reduce_max_sync(~0u, range.high[threadIdx.x % 4]), smallest = __reduce_min_sync(~0u, range.low[threadIdx.x % 4]);
@@ -264,7 +265,8 @@ __device__ __forceinline__ bool raise_max(float (&shrink)[2], RowSums<Tile>& sum
   return true;
 }
 
-// exponentiate of row_wgmma.cuh; then weights are multiplied by the scales of V of their tokens. A hidden one stays -0 whatever its scale.
+// exponentiate of row_wgmma.cuh; then weights are multiplied by the scales of V of their tokens. A hidden one stays -0 whatever
+// its scale.
 template <bool kMarks, typename Tile, typename Factor>
 __device__ __forceinline__ void exponentiate(RowScores<Tile>& s, RowSums<Tile>& sums, const float* scales, const Factor& factor) {
   const float from[2] = {sums.row_max[0][0] == -infinity() ? 0.0f : sums.row_max[0][0], sums.row_max[0][1] == -infinity() ? 0.0f : sums.row_max[0][1]};

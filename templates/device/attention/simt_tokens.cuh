@@ -1,7 +1,8 @@
 // Attention on CUDA cores: some lanes of a warp share a token, each with some of its dims of K and V in f32.
 //
-// `Lanes` names how: kLanes lanes a token, so 32 / kLanes tokens a warp at once; kWidth elements of a lane at a time, in kKeyChunks
-// steps of K and kValueChunks of V, chunk c from dim (c * kLanes + lane) * kWidth on; kCols columns, the segments K and V.
+// `Lanes` names how: kLanes lanes a token, so 32 / kLanes tokens a warp at once; kWidth elements of a lane at a time, in
+// kKeyChunks steps of K and kValueChunks of V, chunk c from dim (c * kLanes + lane) * kWidth on; kCols columns, the segments K
+// and V.
 #pragma once
 
 #include "columns.cuh"
@@ -59,8 +60,8 @@ __device__ __forceinline__ uint32_t lanes_of() {
   return ~0u >> (32 - Lanes::kLanes) << (threadIdx.x % 32 / Lanes::kLanes * Lanes::kLanes);
 }
 
-// Products of the token at `page`, `offset` with every column, over the lanes that share it; all lanes of the warp take part, `live`
-// ones read.
+// Products of the token at `page`, `offset` with every column, over the lanes that share it; all lanes of the warp take part,
+// `live` ones read.
 template <typename Lanes, typename Cache>
 __device__ __forceinline__ void multiply_qk(float (&score)[Lanes::kCols], const LaneQuery<Lanes>& query, const Cache& cache, const PageRef& page,
                                             uint32_t offset, uint32_t head, bool live, float global) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void multiply_qk(float (&score)[Lanes::kCols], const 
   if constexpr (kRowCorrected<K>) {  // so far scores of directions
     norm = corrected_norm<typename K::Element::Book>(norm, reduce_sum<Lanes::kLanes>(squares, ~0u));
 #pragma unroll
-    for (uint32_t col = 0; col < Lanes::kCols; ++col) score[col] = __fmaf_rn(score[col], norm, norm - norm);  // NaN where it is infinite
+    for (uint32_t col = 0; col < Lanes::kCols; ++col) score[col] = __fmaf_rn(score[col], norm, norm - norm);  // NaN if infinite
   }
 }
 

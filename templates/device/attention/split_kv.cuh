@@ -11,13 +11,13 @@ struct alignas(16) KvChunk {
   uint32_t slot;               // of the request's first partial result
   Fault fault;
   uint32_t stamp;              // stamp_at() of the plan and the chunk's place in the list
-  uint32_t first;              // of extend: the first of the request's columns that it is for
+  uint32_t first;              // extend: the first of the request's columns that the chunk is for
 
   // One query row of no request: no tokens, one chunk.
   __device__ static KvChunk unclaimed(uint32_t row) { return {0, row, 1, 0, 0, 0, 0, 1, 0, Fault::none, 0, 0}; }
 };
 
-// Where a score stands: what masks and scores are functions of.
+// The position of a score: the arguments of masks and scores.
 struct At {
   uint32_t b, row, q_head;  // request, row of q, query head
   uint32_t i;               // the row among its request's
@@ -26,8 +26,10 @@ struct At {
   uint32_t tokens;          // of the request, this step's included
 };
 
-// Masks: which tokens a row at `position` of a request of `tokens` can see, [first, last), neither of which decreases with the
-// position. kEarlyRowsSee: a row before the first token, of a request with more rows than tokens, sees what one at the first does.
+// Masks: the tokens that a row at `position` of a request of `tokens` can see, [first, last); neither end decreases with the
+// position.
+// kEarlyRowsSee: a row before the first token, of a request with more rows than tokens, sees the tokens of a row at the first
+// token.
 
 // A row sees the tokens up to its own position.
 struct CausalMask {
@@ -36,7 +38,7 @@ struct CausalMask {
   __device__ static uint32_t last(uint32_t position, uint32_t tokens) { return min(position + 1, tokens); }
 };
 
-// A row sees itself and the kWindow - 1 tokens before it.
+// A row sees the newest kWindow tokens up to its position.
 template <uint32_t kWindow>
 struct WindowMask {
   static constexpr bool kEarlyRowsSee = false;
@@ -121,8 +123,8 @@ __device__ __forceinline__ KvChunk whole_request(const Cache& cache, const Claim
   return chunk;
 }
 
-// What a plan is for. The GPU's blocks are `num_sm_parts` groups, each of as many as share a chunk: one a kv head and tile of
-// columns.
+// The sizes of a plan. The GPU's blocks are `num_sm_parts` groups; the blocks of a group share a chunk, one block a kv head and
+// tile of columns.
 struct PlanSizes {
   uint32_t num_sm_parts, max_rows, max_chunks, max_slots;
 };
@@ -135,8 +137,8 @@ __device__ __forceinline__ uint32_t hash_of(const uint32_t (&words)[kCount]) {
   return hash;
 }
 
-// What a workspace begins with: the call that it was planned for. Planner and kernel share `digest`, a constant of the
-// operation and of all that its plans depend on.
+// The head of a workspace: the call that it was planned for. Planner and kernel share `digest`, a constant of the operation and
+// of all inputs of its plans.
 struct alignas(16) PlanHeader {
   uint32_t magic, batch;
   uint64_t digest;
@@ -154,14 +156,14 @@ struct alignas(16) PlanHeader {
            max_chunks == sizes.max_chunks && max_slots == sizes.max_slots && num_chunks <= max_chunks;
   }
 
-  // Of what extend's planner found out, so that a word of it which is overwritten is known.
+  // Checksum of the planner's results, by which an overwritten word is found.
   __device__ __forceinline__ uint32_t sum() const { return hash_of({num_chunks, wrong_total, stamp, first_row, end_row, heads_together}); }
 };
 
 // Where a workspace has what: see kvgen/runtime/workspace.py, which sizes it.
 struct Plan {
   PlanHeader* header;
-  uint32_t* starts;     // of each SM part's chunks, and their end, plus stamp_at() of the plan and the SM part; of extend asked_works()
+  uint32_t* starts;     // first chunk of each SM part, and the end, plus stamp_at() of plan and SM part; extend: asked_works()
   uint8_t* row_kinds;
   uint32_t* counters;   // of each slot, kv head and tile of columns: kIdle, plus how many of its group have finished
   KvChunk* chunks;
@@ -186,12 +188,12 @@ __device__ __forceinline__ Plan plan_in(uint8_t* workspace, const PlanSizes& siz
   return plan;
 }
 
-// What tells a request's work from another one's.
+// A hash that identifies a request's work.
 __device__ __forceinline__ uint32_t stamp_of(const KvChunk& whole) {
   return hash_of({whole.b, whole.row, whole.rows, whole.tokens, whole.begin, whole.end, (uint32_t)whole.fault});
 }
 
-// What entry `i` of a list carries, so that one which this plan did not write there is known: overwritten, stale or moved.
+// The stamp of entry `i` of a list, by which an entry that this plan did not write there is found: overwritten, stale or moved.
 __device__ __forceinline__ uint32_t stamp_at(uint32_t stamp, uint32_t i) { return stamp + (i + 1) * 0x85ebca6bu; }
 
 // The chunks [begin, end) of an SM part.
@@ -205,8 +207,8 @@ __device__ __forceinline__ bool read_range(ChunkRange& range, const Plan& plan, 
   return range.begin <= range.end && range.end <= header.num_chunks;
 }
 
-// How many works of extend's list blocks have asked for beside their first ones: the same number in both words, the upper one plus the
-// plan's stamp, so that one which is not this plan's is known. It takes the place of `starts`.
+// How many works of extend's list blocks have asked for beside their first ones: the same number in both words, the upper one
+// plus the plan's stamp, so that one which is not this plan's is known. It takes the place of `starts`.
 constexpr unsigned long long kOneWork = (1ull << 32) + 1;
 __device__ __forceinline__ unsigned long long idle_works(uint32_t stamp) { return (unsigned long long)stamp << 32; }
 __device__ __forceinline__ unsigned long long* asked_works(const Plan& plan) { return (unsigned long long*)plan.starts; }
@@ -224,7 +226,7 @@ __device__ __forceinline__ KvChunk read_chunk(const Plan& plan, uint32_t stamp, 
   return {0, 0, 0, 0, 0, 0, 0, 1, 0, Fault::plan, 0, 0};
 }
 
-// What a block does of a plan: the chunks [begin, end) of its SM part, none where the workspace holds no plan for this call.
+// A block's part of a plan: the chunks [begin, end) of its SM part; no chunks if the workspace holds no plan for this call.
 struct PlannedPart {
   Plan plan;
   uint32_t stamp, begin, end;

@@ -1,8 +1,9 @@
-// K whose scales and zero points are those of channels over a group of tokens, as KIVI has them, and the newest tokens, which wait in 16 bits.
+// K whose scales and zero points are those of channels over a group of tokens, as KIVI has them, and the newest tokens, which
+// wait in 16 bits.
 //
-// A tile's tokens are of one group, so that a tile has one scale and one zero point a dim: they are copied into its stage with the rows and
-// applied to fragments, a = (code - zero) * scale as f16: the product of zero and scale, rounded, would be off the same way for all tokens of a
-// group, which shows in their LSE. Tiles of tokens that wait take rows of f16 in the place of codes.
+// A tile's tokens are of one group, so that a tile has one scale and one zero point a dim: they are copied into its stage with
+// the rows and applied to fragments, a = (code - zero) * scale as f16: the product of zero and scale, rounded, would be off the
+// same way for all tokens of a group, which shows in their LSE. Tiles of tokens that wait take rows of f16 in the place of codes.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -22,7 +23,8 @@ struct TileChannels {
   // Copies can begin at the scales of every page.
   template <typename Cache>
   __device__ static __forceinline__ bool aligned(const Cache&) { return true; }
-  // Starts the copies of the scales of the tile's group, `offset` tokens into the page; zeros where no token of the tile is asked for.
+  // Starts the copies of the scales of the tile's group, `offset` tokens into the page; zeros where no token of the tile is asked
+  // for.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {

@@ -1,9 +1,9 @@
 // Tiles of K and V on their way from pages into a stage of a ring, by the threads of a team.
 //
-// Besides what mma_tile.cuh asks of it `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the bytes of
-// one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V; kHeads are the neighbouring kv
-// heads of a tile, whose rows lie side by side. Tile n of a request has its tokens from n * kTokens on. Rows outside the chunk become
-// zeros, and so do rows of pages that are not found. `scales` are copied with the rows.
+// Besides what mma_tile.cuh asks of it `Tile` names kRun, the tokens of a tile that surely lie in one page (0: none), the bytes
+// of one copy (kKeyAccess) and those from a token's row to the next in a page (kKeyStep), and the same of V; kHeads are the
+// neighbouring kv heads of a tile, whose rows lie side by side. Tile n of a request has its tokens from n * kTokens on. Rows
+// outside the chunk become zeros, and so do rows of pages that are not found. `scales` are copied with the rows.
 //
 // Each run is copied by threads of its own, so that a thread needs one page whatever a page's size is.
 #pragma once
@@ -41,8 +41,9 @@ __device__ __forceinline__ PageIds look_up_page(const Cache& cache, const PageLi
   return cache.page_ids(pages, token < chunk.end ? max(token, chunk.begin) / cache.page_tokens : kU32Max);
 }
 
-// Starts the copies of a tile's rows of the heads from `head` on to `stage`, each run's from one address, by thread `thread` of the team. `ids`
-// are of its run's page. `failed` becomes true where a page of the chunk's tokens is not found, which is reported. Of no tile behind the last.
+// Starts the copies of a tile's rows of the heads from `head` on to `stage`, each run's from one address, by thread `thread` of
+// the team. `ids` belong to its run's page. `failed` becomes true if a page of the chunk's tokens is not found, which is
+// reported. A tile behind the last is not copied.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
                                                 const FetchedTiles& tiles, uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
@@ -67,12 +68,12 @@ __device__ __forceinline__ void copy_runs_async(bool& failed, uint32_t stage, co
   }
 }
 
-// The same where every token may lie in another page: `ids` are of that of token number `lane`.
+// copy_runs_async if every token may lie in another page: `ids` belong to the page of token `lane`.
 template <typename Tile, typename Cache, typename Scales = NoTileScales>
 __device__ __forceinline__ void copy_tokens_async(bool& failed, uint32_t stage, const Cache& cache, const PageIds& ids, const KvChunk& chunk,
                                                   const FetchedTiles& tiles, uint32_t tile, uint32_t head, uint32_t thread, uint64_t* errors, const Scales& scales = {}) {
   using Copies = TileCopies<Tile>;
-  if (tile >= tiles.end && !cache.has_page(ids)) return;  // the second is so anyway, and asked before other loads are on their way
+  if (tile >= tiles.end && !cache.has_page(ids)) return;  // has_page() before other loads are issued
   const auto page = cache.page(ids);
   const uint32_t token = tile * Tile::kTokens + Copies::token(thread), offset = token % cache.page_tokens;
   const bool live = token >= chunk.begin && token < chunk.end, good = live && page.valid;

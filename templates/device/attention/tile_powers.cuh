@@ -1,5 +1,6 @@
-// e8m0 scales of groups of dims (MX formats): they multiply codes as bf16, or, where a warp has few columns, sums of products with K and
-// weights of V. A stage has them as TileScales copies them (kDirect); once a tile they are expanded to shared memory of the team.
+// e8m0 scales of groups of dims (MX formats): they multiply codes as bf16, or, where a warp has few columns, sums of products
+// with K and weights of V. A stage has them as TileScales copies them (kDirect); once a tile they are expanded to shared memory
+// of the team.
 #pragma once
 
 #include "bf16_codes.cuh"
@@ -60,7 +61,7 @@ struct SumPowers {
     for (uint32_t group = 0; group < kGroups; ++group) ((float*)to)[token * kGroups + group] = __uint_as_float(power_of(powers, group) << 16);
   }
 };
-// Those of a lane's tokens, lane / 4 + 8i (LaneScales).
+// The scales of a lane's tokens, lane / 4 + 8i (LaneScales).
 template <typename Powers>
 struct LanePowers {
   static constexpr uint32_t kGroups = Powers::kGroups, kOfLane = Powers::kTokens / 8, kAtOnce = kGroups % 4 == 0 ? 4 : kGroups % 2 == 0 ? 2 : 1;
@@ -76,8 +77,8 @@ struct LanePowers {
   __device__ __forceinline__ float scale(uint32_t group, uint32_t i) const { return e[i][group]; }
 };
 
-// What sums of V are multiples of where weights carry its scales as bf16: the largest scale of the warp's tokens so far. So no weight passes
-// bf16, and none loses bits but those of scales 2^100 below it.
+// The unit of V's sums if weights carry V's scales as bf16: the largest scale of the warp's tokens so far. So no weight passes
+// bf16's range, and only weights with scales 2^100 below it lose bits.
 struct PowerUnit {
   uint32_t bits = 0x0080, inverse = 0x7e807e80u;  // as bf16, at least 2^-126; of both halves
 
@@ -95,20 +96,20 @@ struct PowerUnit {
 template <typename Scales, typename E>
 struct WeightPowers {
   static constexpr uint32_t kGroups = Scales::kGroups, kTokens = Scales::kTokens, kBytes = kTokens * kGroups * 2, kPairs = (kGroups + 1) / 2;
-  // Fragments of codes 2^126 below their numbers have weights 2^118 above theirs, beside which 2^kSlack has room; sums are still to be
-  // multiplied by the rest.
+  // Fragments of codes 2^126 below their numbers have weights 2^118 above theirs, beside which 2^kSlack has room; sums are still
+  // to be multiplied by the rest.
   static constexpr bool kBelow = kBelowBf16<E> != 1.0f;
   static constexpr float kFactor = kBelow ? 256.0f : 1.0f;
 
-  // The scales of the tile's tokens, of which each lane has one, `token`, and some `store` theirs. Where one passes the unit that rises, and
-  // the warp's sums are rescaled.
+  // The scales of the tile's tokens, of which each lane has one, `token`, and some `store` theirs. Where one passes the unit that
+  // rises, and the warp's sums are rescaled.
   template <typename Tile>
   __device__ static __forceinline__ void expand(uint8_t* to, const uint8_t* stage, uint32_t own, uint32_t token, uint32_t offset, uint32_t head, bool store,
                                                 WarpSums<Tile>& sums, PowerUnit& unit) {
     uint32_t powers[kPairs], above = 0;
     read_powers<Scales>(powers, stage, own, token, offset, head);
 #pragma unroll
-    for (uint32_t i = 0; i < kPairs; ++i) above |= multiply_bf16(powers[i], unit.inverse) + 0x407f407fu;  // what is 1 or less stays below 0x8000
+    for (uint32_t i = 0; i < kPairs; ++i) above |= multiply_bf16(powers[i], unit.inverse) + 0x407f407fu;  // <= 1: below 0x8000
     if (__any_sync(~0u, above & 0x80008000u)) raise_above(powers, sums, unit);
 #pragma unroll
     for (uint32_t i = 0; i < kPairs; ++i) {

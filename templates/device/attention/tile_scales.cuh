@@ -1,12 +1,12 @@
 // The scales of a tile's tokens: copied into its stage with the rows, a token a thread, and read there as products want them.
 //
-// token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; so do zero points, which are
-// those of integer codes. key_groups, value_groups: those of many groups are applied to fragments, as f16: a = (code - zero) * scale.
-// They are expanded once a tile, from its stage to shared memory of the team; those of MAX's nvfp4 become tables there (fp4_tables.cuh).
-// Scales that the caller gives for all tokens are none of these.
+// token: scales of few groups of dims multiply sums of products, the rows of S, and the weights of V, as f32; zero points of
+// integer codes do too. key_groups, value_groups: scales of many groups are applied to fragments, as f16: a = (code - zero) *
+// scale. They are expanded once a tile, from its stage to shared memory of the team; scales of MAX's nvfp4 become tables there
+// (fp4_tables.cuh). Scales that the caller gives for all tokens are not handled here.
 //
-// Where a pool's scales lie so that no copy can begin at them, a fetch loads them to registers, and the next fetch stores them to the stage:
-// no trip waits for its own loads. Which way a pool takes follows from its base and page stride, and is the same for all its pages.
+// If a pool's scales are not aligned for copies, a fetch loads them to registers, and the next fetch stores them to the stage: no
+// trip waits for its own loads. The way of a pool follows from its base and page stride, and is the same for all its pages.
 #pragma once
 
 #include "../memory/cp_async.cuh"
@@ -15,10 +15,10 @@
 
 enum class ScaleUse : uint32_t { none, token, key_groups, value_groups };
 
-// How the scales of a tile are used, which has kTokens tokens of kHeads neighbouring kv heads, and how many neighbouring ones of a
-// token, zero points included, are one copy. A copy has 4, 8 or 16 bytes; where kRun scales have fewer, it is the aligned word that
-// holds them. kRun = 0: no word surely holds a scale and nothing past its page. kRows tokens are copied together, by kThreads threads.
-// kDirect: those of groups are converted as products take them, and not expanded (GroupBytes).
+// The use of a tile's scales. A tile has kTokens tokens of kHeads neighbouring kv heads. One copy has kRun neighbouring scales of
+// a token, zero points included: 4, 8 or 16 bytes, or the aligned word that holds them. kRun = 0: a word with a scale may reach
+// past the page. kRows tokens are copied together, by kThreads threads. kDirect: products convert scales of groups themselves,
+// and nothing is expanded (GroupBytes).
 template <ScaleUse kUseOf, uint32_t kTokensOf, uint32_t kRunOf, uint32_t kRowsOf, uint32_t kThreadsOf, uint32_t kHeadsOf = 1, bool kDirectOf = false>
 struct ScaleTile {
   static constexpr bool kDirect = kDirectOf;
@@ -36,29 +36,29 @@ struct TileScales {
   static constexpr uint32_t kRun = How::kRun == 0 ? 1 : How::kRun, kCopies = kUse == ScaleUse::none ? 0 : How::kHeads * kOfHead / kRun;
   static constexpr uint32_t kCopyBytes = kRun * sizeof(Scale) < 4 ? 4 : kRun * sizeof(Scale);
   static constexpr bool kInWord = How::kRun > 0 && kRun * sizeof(Scale) < 4;  // a copy is a word with other scales in it
-  // Those of a head that can be read at once: copies of several heads may hold the end of one's and the begin of the next one's.
+  // Scales of a head that are read at once: a copy for several heads may hold the end of one head and the begin of the next.
   static constexpr uint32_t kLowest = kOfHead & (0 - kOfHead), kVector = kRun < kLowest ? kRun : kLowest;
-  // Whether a lane reads those of its tokens together: copies are of one head.
+  // True if a lane reads the scales of its tokens together: each copy belongs to one head.
   static constexpr bool kTogether = kUse == ScaleUse::token && How::kRun > 0 && kRun * sizeof(Scale) == kCopyBytes && kOfHead % kRun == 0;
-  // In a stage: copy i of token t at (t * kCopies + i) * kCopyBytes, so that neighbouring lanes, which copy what lies side by side, write
-  // different banks. kTogether: a head's of tokens 8 apart, which a lane has of scores, are neighbours.
+  // In a stage: copy i of token t at (t * kCopies + i) * kCopyBytes, so that neighbouring lanes, which copy neighbouring bytes,
+  // write different banks. kTogether: a head's copies of tokens 8 apart, the tokens of a lane, are neighbours.
   static constexpr uint32_t kStageBytes = kCopies * kTokens * kCopyBytes;
-  // Expanded, keys: every scale twice, for the two elements of a register; values: those of two tokens side by side.
+  // Expanded, keys: every scale twice, for the two elements of a register; values: the scales of two tokens side by side.
   static constexpr uint32_t kEntry = kUse == ScaleUse::value_groups ? 2 : 4;
   static constexpr uint32_t kSteps = (How::kRows * kCopies + How::kThreads - 1) / How::kThreads;  // copies of a thread
-  // Tables: lines of groups 64 bytes apart in banks, for lanes read those of two groups at once.
+  // Tables: lines of groups lie 64 bytes apart in banks, because lanes read the lines of two groups at once.
   static constexpr bool kTables = kGrouped && S::kRecipe == Recipe::nvfp4_max;
   static constexpr uint32_t kTableLine = kTokens * sizeof(E4m3Table) + 64;
   static constexpr uint32_t kExpandedBytes = kTables ? kGroups * kTableLine : kGrouped ? kTokens * kGroups * kEach * kEntry : 0;
   static_assert(kCopyBytes <= 16 && How::kHeads * kOfHead % kRun == 0);
 
-  // Scale or zero point n of token `token`, counted from the first one of its tile's heads, out of its stage; `offset` is the token's in its
-  // page, which counts from a word.
+  // Scale or zero point n of token `token`, counted from the first one of its tile's heads, from its stage. `offset` is the
+  // token's offset in its page, which begins at a word.
   __device__ static __forceinline__ Scale read(const uint8_t* stage, uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
     return *(const Scale*)(stage + place(n, token, offset, head));
   }
 
-  // Whether copies can begin at the scales of every page: surely, or by the pool's base and page stride.
+  // True if scales of every page are aligned for copies: at compile time, or by the pool's base and page stride.
   static constexpr bool kAligned = kCopies == 0 || (How::kRun > 0 && S::kScaleVector * sizeof(Scale) % kCopyBytes == 0);
   template <typename Cache>
   __device__ static __forceinline__ bool aligned(const Cache& cache) {
@@ -69,15 +69,16 @@ struct TileScales {
       return ((uint64_t)S::scales(cache, cache.nth_page(0)) | (second.valid ? (uint64_t)S::scales(cache, second) : 0)) % kCopyBytes == 0;
     }
   }
-  // Starts the copies of the kRows tokens from `first` of the tile on, which are those from `offset` on in their page, by kThreads threads,
-  // out of such a pool. Neighbouring lanes ask for neighbouring scales, of all heads of the tile: for a sector that they share once.
+  // Starts the copies of kRows tokens, from `first` of the tile and `offset` of their page on, by kThreads threads, from a pool
+  // of aligned scales. Neighbouring lanes copy neighbouring scales, of all heads of the tile: a sector that they share is read
+  // once.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_run(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) {
     for_each_copy(thread, [&](uint32_t, uint32_t row, uint32_t i) {
       cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i));
     });
   }
-  // The same of tokens [begin, end) of the run, and zeros for the others.
+  // copy for tokens [begin, end) of the run, and zeros for the others.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_some(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
                                                    uint32_t begin, uint32_t end) {
@@ -85,7 +86,7 @@ struct TileScales {
       cp_async<kCopyBytes>(stage + place_of_copy(first + row, i), source(cache, page, offset + row, head, i), row >= begin && row < end);
     });
   }
-  // The same out of any pool: one by one, and waited for here, where no copy can begin.
+  // copy for any pool. Scales that are not aligned are loaded one by one, and waited for here.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void copy_any(uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head,
                                                   uint32_t begin, uint32_t end) {
@@ -96,11 +97,11 @@ struct TileScales {
       store_and_load(loaded, stage, cache, page, thread, first, offset, head, 0, 0);
     }
   }
-  // A thread's scales and zero points between the fetch that loads them and the next, and where they go in a stage.
+  // A thread's scales and zero points between the fetch that loads them and the next fetch, and their places in a stage.
   struct Loaded {
     uint32_t e[kAligned ? 1 : kSteps * kRun], stage, offset;
   };
-  // Out of a pool at which no copy can begin: what was loaded goes to its stage, and the same scales of the next tile are loaded.
+  // For a pool of scales that are not aligned: stores the loaded scales to their stage, and loads the scales of the next tile.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ void store_and_load(Loaded& loaded, uint32_t stage, const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset,
                                               uint32_t head, uint32_t begin, uint32_t end) {
@@ -120,7 +121,7 @@ struct TileScales {
     }
   }
 
-  // Where those of head `own` of tokens `token` and every eighth from it begin in a stage, kTogether.
+  // kTogether: the place in a stage of head `own`'s scales of tokens `token`, `token` + 8 and so on.
   __device__ static __forceinline__ uint32_t lane_place(uint32_t token, uint32_t own) {
     return (token * How::kHeads + own) * (kTokens / 8) * kOfHead * (uint32_t)sizeof(Scale);
   }
@@ -154,7 +155,7 @@ struct TileScales {
     const auto at = [&](uint32_t line) { return *(const uint32_t*)(expanded + (line * kTokens + token) * kEntry); };
     return {at(group), S::kZero ? at(kGroups + group) : 0};
   }
-  // (code - zero) * scale: in code * scale - zero * scale, all dims of a group would be off by the rounding of zero * scale.
+  // (code - zero) * scale. In code * scale - zero * scale all dims of a group would be off by the rounding of zero * scale.
   __device__ static __forceinline__ uint32_t apply(uint32_t codes, const Pair& pair) {
     return multiply_halves(S::kZero ? add_halves(codes, pair.zero) : codes, pair.scale);
   }
@@ -191,7 +192,7 @@ struct TileScales {
       if (How::kRows * kCopies % How::kThreads == 0 || n < How::kRows * kCopies) copy(step, n / kCopies, n % kCopies);
     }
   }
-  // Scale or zero point n of a token in its page, and where its copy i begins.
+  // The address of scale or zero point n of a token in its page, and of its copy i.
   template <typename Cache, typename Page>
   __device__ static __forceinline__ const Scale* scale(const Cache& cache, const Page& page, uint32_t offset, uint32_t head, uint32_t n) {
     return scale_at<S>(cache, page, offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
@@ -201,7 +202,7 @@ struct TileScales {
     const uint64_t from = (uint64_t)scale(cache, page, offset, head, i * kRun);
     return (const void*)(kInWord ? from & ~(uint64_t)3 : from);
   }
-  // Where copy i of token `token` lies in a stage.
+  // The place of copy i of token `token` in a stage.
   __device__ static __forceinline__ uint32_t place_of_copy(uint32_t token, uint32_t i) {
     if constexpr (kTogether) {
       constexpr uint32_t kOfOne = kOfHead / kRun;  // copies of a head
@@ -209,13 +210,13 @@ struct TileScales {
     }
     return (token * kCopies + i) * kCopyBytes;
   }
-  // Where scale or zero point n of token `token` lies in a stage.
+  // The place of scale or zero point n of token `token` in a stage.
   __device__ static __forceinline__ uint32_t place(uint32_t n, uint32_t token, uint32_t offset, uint32_t head) {
     if constexpr (!kInWord) return place_of_copy(token, n / kRun) + n % kRun * (uint32_t)sizeof(Scale);
     const uint32_t in_page = S::scale_offset(offset, head + n / kOfHead, n % kOfHead / kEach * S::kBlockDims) + n % kEach;
     return place_of_copy(token, n / kRun) + in_page * (uint32_t)sizeof(Scale) % 4;
   }
-  // asm: into 32 bits at once. What the compiler loads to 16 it waits for, to move it to its half of a register.
+  // asm: loads into 32 bits. The compiler waits at once for a 16-bit load, to move it to its half of a register.
   __device__ static __forceinline__ void load_bits(uint32_t& bits, const Scale* from, bool live) {
     if constexpr (sizeof(Scale) == 1) asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u8 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
     else asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u16 %0, [%1]; }" : "+r"(bits) : "l"(from), "r"((uint32_t)live));
@@ -245,7 +246,8 @@ struct TileScales {
   }
 };
 
-// The scale of each token of a tile, whose first token is `first` of the request, in its stage: of head `own` of the tile, `head` its first.
+// The scale of each token of a tile, from its stage, for head `own` of the tile. `first`: the tile's first token in the request;
+// `head`: the tile's first head.
 template <typename Scales, typename Cache>
 struct TokenScales {
   const uint8_t* stage;
@@ -286,8 +288,8 @@ struct LaneScales {
   __device__ __forceinline__ float zero(uint32_t group, uint32_t i) const { return e[group * kEach + kEach - 1][i]; }
 };
 
-// e4m3 scales of groups of half as many dims as 16 bytes of codes have (nvfp4), of kGroups of a token in its stage: kHalves of them, those of
-// a lane, as f16.
+// e4m3 scales of groups with half as many dims as 16 bytes of codes (nvfp4): of the kGroups groups of a token in its stage, the
+// kHalves groups of a lane, as f16.
 template <typename Scales>
 struct GroupBytes {
   static constexpr uint32_t kHalves = Scales::kGroups / 2, kWords = Scales::kGroups / 4;
@@ -307,13 +309,13 @@ struct GroupBytes {
   }
 };
 
-// The scales of K and V of a tile, K's first, in its stage and where they are expanded to.
+// The scales of K and V of a tile, K's first, in its stage and in the memory of expanded scales.
 template <typename KeyScales, typename ValueScales>
 struct StageScales {
   static constexpr uint32_t kStageBytes = KeyScales::kStageBytes + ValueScales::kStageBytes;
   static constexpr uint32_t kExpandedBytes = KeyScales::kExpandedBytes + ValueScales::kExpandedBytes;
 
-  // Whether copies bring the pool's scales, and what is loaded where they do not; at first zeros for a stage that is fetched anew.
+  // `aligned`: copies bring the pool's scales. Else: the scales that were loaded, at first zeros, and the stage that gets them.
   struct Loaded {
     bool aligned;
     typename KeyScales::Loaded keys;
@@ -324,20 +326,22 @@ struct StageScales {
         : aligned(StageScales::aligned(cache)), keys{{}, stage, 0}, values{{}, stage + KeyScales::kStageBytes, 0} {}
   };
   uint32_t stage;
-  Loaded* loaded;  // null: nobody keeps it
+  Loaded* loaded;  // null: no loads are kept
 
-  // Starts the copies of a run of tokens, from `first` of a tile and `offset` of its page on, by thread `thread` of those that copy it.
+  // Starts the copies of a run of tokens, from `first` of a tile and `offset` of its page on, by thread `thread` of those that
+  // copy it.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void copy_run(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head) const {
     if constexpr (KeyScales::kCopies > 0) KeyScales::copy_run(stage, cache, page, thread, first, offset, head);
     if constexpr (ValueScales::kCopies > 0) ValueScales::copy_run(stage + KeyScales::kStageBytes, cache, page, thread, first, offset, head);
   }
-  // Whether they can bring the pool's scales.
+  // True if copies can bring the pool's scales.
   template <typename Cache>
   __device__ static __forceinline__ bool aligned(const Cache& cache) {
     return KeyScales::aligned(cache) && ValueScales::aligned(cache);
   }
-  // The same out of any pool: what is loaded reaches its stage with the next fetch, or is waited for; tokens outside [begin, end) of the run get zeros.
+  // For any pool. Aligned scales are copied asynchronously; others are loaded to registers, and the next fetch stores them.
+  // Tokens outside [begin, end) of the run get zeros.
   template <typename Cache, typename Page>
   __device__ __forceinline__ void fetch(const Cache& cache, const Page& page, uint32_t thread, uint32_t first, uint32_t offset, uint32_t head, uint32_t begin,
                                         uint32_t end) const {

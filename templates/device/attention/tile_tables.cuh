@@ -1,5 +1,5 @@
-// Fragments of K and V that are MAX's nvfp4: the tables of their scales (fp4_tables.cuh) make e4m3 of codes, which are widened as ever.
-// What load_keys and load_values of mma_tile.cuh take in place of scales.
+// Fragments of K and V that are MAX's nvfp4: the tables of their scales (fp4_tables.cuh) make e4m3 of codes, which are widened
+// like others. load_keys and load_values of mma_tile.cuh take them in place of scales.
 #pragma once
 
 #include "mma_tile.cuh"
@@ -44,7 +44,7 @@ struct ValueProducts {
   using Values = typename TileShape<Tile>::Values;
   const uint8_t* tables;
 
-  // The same of V, transposed.
+  // Fragments of V, transposed.
   __device__ __forceinline__ void load(uint32_t (&a)[Values::kTiles][4], uint32_t at, uint32_t block, uint32_t m) const {
     if (block * 32 + 16 < Tile::kValueBytes) load_words<4>(a, at, block, m);
     else load_words<2>(a, at, block, m);

@@ -3,9 +3,9 @@
 
 #include "types.cuh"
 
-// What a vector of N one-byte elements is made of, words as wide as its alignment: the largest power of two that divides N. The
-// compiler copies a struct member by member, so that an array of bytes alone would be taken apart and put together again, at three
-// instructions an element.
+// Members of a vector of N one-byte elements: words as wide as its alignment, the largest power of two that divides N. The
+// compiler copies a struct member by member; an array of bytes would be taken apart and put together again, at three instructions
+// an element.
 template <uint32_t kAlign>
 struct Word {
   using type = uint32_t;

@@ -1,11 +1,11 @@
 // Faults of device data, and the error word that reports them.
 //
-// The error word is 0 if there was no fault. Otherwise it is the largest ~(position << 32 | request << 8 | fault) of all reports: the
-// fault at the smallest position, whatever the order of the blocks. The request is a row for operations on slots or lists, a
+// The error word is 0 if there was no fault. Otherwise it is the largest ~(position << 32 | request << 8 | fault) of all reports:
+// the fault at the smallest position, whatever the order of the blocks. The request is a row for operations on slots or lists, a
 // GivenScale for `scale`. The position is, by fault:
 //   page_id, position, table: the token, or 0 for a whole request       length: the length or count, or 0 for a whole request
 //   stale: the tokens that the request has now (of lists: entries, in whole tiles)       row_offsets: the row of the call
-//   slot: the row       lora_end: the row or token       pair, overlap: the pair       scale: the place in its layer       plan: 0
+//   slot: the row       lora_end: the row or token       pair, overlap: the pair       scale: place in its layer       plan: 0
 #pragma once
 
 // The codes of the error word; kvgen.runtime.faults decodes them.

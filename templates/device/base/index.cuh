@@ -9,8 +9,8 @@ __device__ __forceinline__ uint32_t load_index(const int64_t* p, uint64_t i) {
   return x < 0 || x > (int64_t)kU32Max ? kU32Max : (uint32_t)x;
 }
 
-// Entry i as the id of a page. Negative ones of 32 bits count as 2^31 and more, which no pool has whose ids are signed: no test of the
-// sign waits for the load.
+// Entry i as the id of a page. Negative ones of 32 bits count as 2^31 and more, which no pool has whose ids are signed: no test
+// of the sign waits for the load.
 template <typename Id>
 __device__ __forceinline__ uint32_t load_page_id(const Id* p, uint64_t i) {
   if constexpr (sizeof(Id) == 4) return (uint32_t)p[i];
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t ba
   return low;
 }
 
-// The same by the kLanes lanes of `mask`, whose answer all of them get: they read the entries of the next few halvings at once.
+// request_of by the kLanes lanes of `mask`, which all get the answer: they read the entries of the next few halvings at once.
 template <uint32_t kLanes, typename Index>
 __device__ __forceinline__ uint32_t request_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t lane, uint32_t mask) {
   static_assert(kLanes > 1 && kLanes <= 32);
@@ -79,7 +79,7 @@ __device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batc
   return range_at(offsets, batch, request_of(offsets, batch, row), row, num_rows);
 }
 
-// The same by the kLanes lanes of `mask`.
+// range_of by the kLanes lanes of `mask`.
 template <uint32_t kLanes, typename Index>
 __device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batch, uint32_t row, uint32_t num_rows, uint32_t lane,
                                              uint32_t mask) {
@@ -87,17 +87,17 @@ __device__ __forceinline__ RowRange range_of(const Index* offsets, uint32_t batc
   return range_at(offsets, batch, request_of<kLanes>(offsets, batch, row, lane, mask), row, num_rows);
 }
 
-// Whether a request cannot have this length and so many new rows; kAfter: it counts them. Either way its tokens, this step's
-// included, are a length themselves: the next step's.
+// True if a request cannot have this length and so many new rows. kAfter: the length counts them. Either way the tokens with this
+// step's included are the next step's length.
 template <bool kAfter>
 __device__ __forceinline__ bool bad_length(uint32_t length, uint32_t new_rows) {
   return kAfter ? length < new_rows || length == kU32Max : length >= kU32Max - new_rows;
 }
 
-// Whether a run of tokens from `start` on ends past every length.
+// True if a run of tokens from `start` on ends past every length.
 __device__ __forceinline__ bool bad_run(uint32_t start, uint32_t count) { return start >= kU32Max - count; }
 
-// Whether the last offset is wrong, which makes padding of rows, or rows of padding.
+// True if the last offset is wrong, which makes padding of rows, or rows of padding.
 template <typename Index>
 __device__ __forceinline__ bool bad_total(const Index* offsets, uint32_t batch, uint32_t num_rows) {
   if (batch == 0) return false;

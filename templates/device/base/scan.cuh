@@ -4,7 +4,7 @@
 // Offsets that a block keeps in shared memory, where a binary search makes no trips to global memory.
 constexpr uint32_t kHeldOffsets = 1024;
 
-// What index arrays can hold of a sum: below what load_index calls no index.
+// The largest sum that an index array can hold: below kU32Max, which load_index returns for an invalid index.
 __device__ constexpr uint64_t largest_index(uint32_t) { return kU32Max - 1; }
 __device__ constexpr uint64_t largest_index(int32_t) { return 0x7fffffffu; }
 __device__ constexpr uint64_t largest_index(int64_t) { return kU32Max - 1; }
@@ -121,7 +121,7 @@ struct Pages {
   uint32_t last;
 };
 
-// Those of its tokens, this step's included.
+// The pages of a request's tokens, this step's included.
 template <bool kBefore, typename Cache, typename Index>
 __device__ __forceinline__ Pages pages_of_tokens(const Cache& cache, const Index* offsets, uint32_t b) {
   const Counted tokens = tokens_of<kBefore>(cache, offsets, b);
@@ -130,7 +130,7 @@ __device__ __forceinline__ Pages pages_of_tokens(const Cache& cache, const Index
   return {(tokens.count - 1) / cache.page_tokens + 1, Fault::none, (tokens.count - 1) % cache.page_tokens + 1};
 }
 
-// Those of its slice of a list.
+// The pages of a request's slice of a list.
 template <typename Cache>
 __device__ __forceinline__ Counted pages_of_slice(const Cache& cache, uint32_t b) {
   const uint32_t begin = load_index(cache.page_indptr, b), end = load_index(cache.page_indptr, b + 1);
@@ -138,7 +138,7 @@ __device__ __forceinline__ Counted pages_of_slice(const Cache& cache, uint32_t b
   return {end - begin, Fault::none};
 }
 
-// What is wrong with a page whose id is outside the pool.
+// The fault of a page whose id is outside the pool.
 template <typename PageIds>
 __device__ __forceinline__ Fault fault_of(const PageIds& ids) {
   return ids.fault != Fault::none ? ids.fault : Fault::page_id;

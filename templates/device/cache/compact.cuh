@@ -1,7 +1,7 @@
-// What makes the used pages of a pool the first ones: which are used, which move where, and the ids after that.
+// Compaction: makes the used pages of a pool the first ones. Finds the used pages, plans the moves, and gives the ids after them.
 //
-// new_ids[id], for every id of the pool: while a plan is made, whether the page is used; then where it is afterwards, -1: it is free.
-// `Plan` names kThreads of the planner's block and kHeld ids of a thread at a time.
+// new_ids[id], for every id of the pool: during planning, 1 if the page is used; then the page's id after the moves, -1 if it is
+// free. `Plan` names kThreads of the planner's block and kHeld ids of a thread at a time.
 #pragma once
 
 #include "../base/scan.cuh"
@@ -47,8 +47,8 @@ __device__ __forceinline__ uint32_t sync_count_used(const Id* new_ids, uint32_t 
   return all;
 }
 
-// Goes through the ids [first, end), kHeld neighbouring ones of a thread at a time: visit(id, used, rank) for each, `rank` counting
-// those before it that are used == kUsed. All threads call it; a visit may write new_ids[id].
+// Goes through the ids [first, end), kHeld neighbouring ones of a thread at a time: visit(id, used, rank) for each, `rank`
+// counting those before it that are used == kUsed. All threads call it; a visit may write new_ids[id].
 template <typename Plan, bool kUsed, typename Id, typename Visit>
 __device__ __forceinline__ void sync_walk(const Id* new_ids, uint32_t first, uint32_t end, const Visit& visit) {
   uint32_t rank = 0;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void sync_store_targets(Index* moves, Id* new_ids, ui
     new_ids[id] = is_used ? (Id)id : (Id)-1;
   });
 }
-// The used ids from `used` on are their sources, in their order: moves[2 r]. Those past the last move stay.
+// The used ids from `used` on are their sources, in their order: moves[2 r]. Entries past the last move stay.
 template <typename Plan, typename Id, typename Index>
 __device__ __forceinline__ void sync_store_sources(Index* moves, Id* new_ids, uint32_t used, uint32_t num_ids, uint32_t count) {
   sync_walk<Plan, true>(new_ids, used, num_ids, [&](uint32_t id, bool is_used, uint32_t rank) {

@@ -1,18 +1,18 @@
 // Tokens moved from a cache of another spec: runs that are copied vector by vector, and blocks that are quantized anew. A slot in
-// shared memory says where a token comes from and goes: pages `from` and `to`, `from_token` and `to_token` in them, and whether it is
-// `live`; tokens that are not stay as they are. Of caches with other heads some move: a HeadPair says which are the first.
+// shared memory has a token's source and destination: pages `from` and `to`, `from_token` and `to_token` in them. A token that is
+// not `live` stays as it is. If the caches have different heads, some heads move: a HeadPair names the first ones.
 //
 //   struct KeyValues {                          // a run: views of stored.cuh with the same type
 //     using From = Values<source::Key, bf16>;
 //     using To = Values<Key, bf16>;
 //     static constexpr uint32_t kRows = 8;      // tokens of a block
 //     static constexpr uint32_t kWidth = 8, kVectors = 16;  // elements of a vector, vectors of a token's heads that move
-//     static constexpr bool kByToken = false;   // neighbouring threads have neighbouring tokens, which share sectors of the pages
+//     static constexpr bool kByToken = false;   // neighbouring threads have neighbouring tokens, which share sectors
 //   };
 //   struct KeyBlocks {                          // blocks that share a scale
 //     using Segment = Key;
 //     using From = Values<source::Key, bf16>;
-//     static constexpr uint32_t kRows = 8, kBlocks = 4, kDimBlocks = 1;  // blocks of a token's heads that move, and of a head's dims
+//     static constexpr uint32_t kRows = 8, kBlocks = 4, kDimBlocks = 1;  // blocks of a token's moved heads, and of a head's dims
 //     static constexpr uint32_t kLanes = 16, kWidth = 8, kChunks = 1;    // lanes of a block, which have kChunks vectors each
 //     static constexpr uint32_t kUnits = 2;     // blocks that a lane has in registers; 0: none, its values are read twice
 //     static constexpr uint32_t kUnroll = 1;    // vectors of a lane that are written out

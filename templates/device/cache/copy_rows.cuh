@@ -22,7 +22,7 @@ struct StoredToken {
   __device__ __forceinline__ typename Stored::Type missing() const { return Stored::missing(); }
 };
 
-// The same, where a row can also be a gap, which becomes zeros.
+// A row's slot, if the row can also be a gap, which becomes zeros.
 struct GapSlot {
   PageRef page;
   uint32_t token;
@@ -39,7 +39,7 @@ struct TargetSlot {
 };
 
 // Row `row` as token starts[b] + (row - begin) of the request b whose rows are `range`. Rows of no request, and of contradictory
-// offsets, are skipped. What is wrong with offsets, starts or page ids is reported.
+// offsets, are skipped. Bad offsets, starts and page ids are reported.
 template <typename Cache, typename Index>
 __device__ __forceinline__ StoredToken token_of_row(const Cache& cache, const RowRange& range, const Index* starts, uint32_t row, uint64_t* errors) {
   const auto [b, begin, end, padding, valid] = range;
@@ -59,15 +59,15 @@ __device__ __forceinline__ StoredToken token_of_row(const Cache& cache, const Ro
   return {page, token % cache.page_tokens, false};
 }
 
-// The same by row_offsets, which say whose rows are whose.
+// token_of_row with the row's request found by row_offsets.
 template <typename Cache, typename Index>
 __device__ StoredToken find_token(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
                                 uint64_t* errors) {
   return token_of_row(cache, range_of(row_offsets, cache.batch, row, num_rows), starts, row, errors);
 }
 
-// The token that slots[query * slots_stride + slot] names of the request which query row `query` belongs to: a gap where the
-// number is negative, skipped where the row belongs to no request. What is wrong with offsets, tokens or page ids is reported.
+// The token that slots[query * slots_stride + slot] names, of the request of query row `query`: a gap if the number is negative,
+// skipped if the row belongs to no request. Bad offsets, tokens and page ids are reported.
 template <typename Cache, typename Index, typename Token>
 __device__ GapSlot find_named_token(const Cache& cache, const Index* row_offsets, const Token* slots, int64_t slots_stride, uint32_t query,
                                     uint32_t slot, uint32_t num_rows, uint64_t* errors) {
@@ -94,8 +94,9 @@ __device__ __forceinline__ StoredToken find_slot(const Cache& cache, const Index
   return {page, (uint32_t)((uint64_t)slot % cache.page_tokens), false};
 }
 
-// Where row `row` goes: token starts[b] + (row - row_offsets[b]) of the request b that it belongs to. Rows of no request, and tokens
-// that a ring no longer holds, go to no page. What is wrong with offsets, starts or page ids, and tokens past the length, is reported.
+// The destination of row `row`: token starts[b] + (row - row_offsets[b]) of the request b that it belongs to. Rows of no request,
+// and tokens that a ring no longer holds, go to no page. Bad offsets, starts and page ids, and tokens past the length, are
+// reported.
 template <typename Cache, typename Index>
 __device__ TargetSlot find_target(const Cache& cache, const Index* row_offsets, const Index* starts, uint32_t row, uint32_t num_rows,
                                   uint64_t* errors) {
@@ -122,9 +123,9 @@ __device__ TargetSlot find_target(const Cache& cache, const Index* row_offsets, 
   return {page, token % cache.page_tokens};
 }
 
-// Key `row` of a chunk: key cache_offsets[b] + (row - buffer_row_offsets[b]) of the request b that the row belongs to. Rows behind
-// a request's tokens up to a multiple of kAlignment are gaps, rows of no request skipped. What is wrong with offsets, lengths or page
-// ids is reported. kBefore: lengths do not count this step's tokens, which row_offsets (null: none) do.
+// Key `row` of a chunk: key cache_offsets[b] + (row - buffer_row_offsets[b]) of the request b that the row belongs to. Rows
+// behind a request's tokens up to a multiple of kAlignment are gaps, rows of no request skipped. Bad offsets, lengths and page
+// ids are reported. kBefore: lengths do not count this step's tokens, which row_offsets (null: none) do.
 template <bool kBefore, uint64_t kAlignment, typename Cache, typename Index>
 __device__ GapSlot find_key(const Cache& cache, const Index* buffer_row_offsets, const Index* cache_offsets, const Index* row_offsets, uint32_t row,
                             uint32_t num_rows, uint64_t* errors) {
@@ -196,7 +197,7 @@ __device__ __forceinline__ void store_rows(Out* out, int64_t stride, uint32_t fi
   }
 }
 
-// The same where each row has a place of its own: element places[row] of `out`.
+// store_rows if each row has a place of its own: element places[row] of `out`.
 template <typename Run, uint32_t kThreads, uint32_t kInFlight, typename Out, typename Slot, typename Cache>
 __device__ __forceinline__ void store_rows_at(Out* out, const int64_t* places, uint32_t rows, const Slot* slots, const Cache& cache) {
   using Type = typename Run::Stored::Type;

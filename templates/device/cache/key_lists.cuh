@@ -1,5 +1,6 @@
-// Lists of keys: the entries of its request that a row of the step sees, one after another, as rows of the pool or of a buffer. An entry
-// stands for kRate tokens (1: it is one); lanes of a row take neighbouring entries and have several of them on their way at once.
+// Lists of keys: the entries of its request that a row of the step sees, one after another, as rows of the pool or of a buffer.
+// An entry stands for kRate tokens (1: it is one); lanes of a row take neighbouring entries and have several of them on their way
+// at once.
 #pragma once
 
 #include "../rows/new_rows.cuh"
@@ -11,7 +12,7 @@ struct KeyRun {
   bool valid;
 };
 
-// What a new row sees: the entries whose tokens are all at its position or before, of these the newest kWindow (0: all).
+// The entries that a new row sees: all tokens of each are at its position or before; of these the newest kWindow (0: all).
 template <uint32_t kRate, uint32_t kWindow>
 __device__ __forceinline__ KeyRun keys_seen(const NewRow& row) {
   if (row.state != RowState::known) return {row.b, 0, 0, 0, row.state == RowState::padding};
@@ -26,8 +27,8 @@ __device__ __forceinline__ void require_room(KeyRun& run, uint32_t columns, uint
   run = {run.b, 0, 0, 0, false};
 }
 
-// Stores the run's rows in the pool to to[0, columns), -1 behind them, lane `lane` of kLanes its part; whether one could not be had, in
-// place of which there is -1, and a report. A ring has lost what the step's later tokens took over.
+// Stores the run's rows in the pool to to[0, columns), -1 behind them, lane `lane` of kLanes its part; whether one could not be
+// had, in place of which there is -1, and a report. A ring has lost what the step's later tokens took over.
 template <uint32_t kLanes, uint32_t kBatch, typename Cache>
 __device__ __forceinline__ bool store_key_rows(int32_t* to, const Cache& cache, const KeyRun& run, uint32_t columns, uint32_t lane, uint64_t* errors) {
   const auto list = run.count > 0 ? cache.page_list(run.b) : Cache::no_list(Fault::none);
@@ -60,7 +61,8 @@ __device__ __forceinline__ void hide_unseen(int32_t (&entries)[kBatch], uint32_t
     if (entries[u] >= 0 && (uint32_t)entries[u] >= end) entries[u] = -1;
 }
 
-// Of a list as a lane has stored it: the end of what has a row in the pool, and whether some entry should have one and has none.
+// A lane's part of a stored list: the end of the entries that have a row in the pool; `lost`: some entry should have one and has
+// none.
 struct Listed {
   uint32_t end;
   bool lost;
@@ -84,7 +86,7 @@ __device__ __forceinline__ void store_listed_rows(int32_t* to, const Cache& cach
   }
 }
 
-// What a warp's lanes have listed of a row: the count of its list, -1 if something is lost.
+// The count of a row's list from its warp's lanes; -1 if an entry is lost.
 __device__ __forceinline__ int32_t count_of(const Listed& listed) {
   const uint32_t end = __reduce_max_sync(~0u, listed.end);
   return __any_sync(~0u, listed.lost) ? -1 : (int32_t)end;
@@ -104,9 +106,9 @@ __device__ __forceinline__ int32_t buffer_row(const BufferPlace& place, int64_t 
   return -1;
 }
 
-// Stores a row's list in the buffer to to[0, columns), a lane of a warp every 32nd column: entries, those that `picked` names of the first
-// `entries.count` columns (null: all, in order), then the tokens of `tokens`, then -1. A pick that is no entry the row sees is -1. Whether
-// one of the others lies outside the buffer, in place of which there is -1, and a report.
+// Stores a row's list in the buffer to to[0, columns), a lane of a warp every 32nd column: entries, those that `picked` names of
+// the first `entries.count` columns (null: all, in order), then the tokens of `tokens`, then -1. A pick that is no entry the row
+// sees is -1. Whether one of the others lies outside the buffer, in place of which there is -1, and a report.
 __device__ __forceinline__ bool store_buffer_rows(int32_t* to, const int32_t* picked, const KeyRun& entries, uint32_t seen, const KeyRun& tokens,
                                                   const BufferPlace& place, uint32_t columns, uint64_t* errors) {
   bool lost = false;

@@ -2,8 +2,9 @@
 //
 // cache.cuh gives a role for K and for V (CacheRole: element types, sizes, places); everything here follows from it. Tokens are
 // logical: counted from a request's first. A bad page id, a token past the table, or one that a ring does not reach: load gives
-// 0, store is dropped, a pointer is null. So for what elements of `dtype` do not stand for: dims of a RoPE part of another type,
-// and tokens that wait in a tail until they are quantized. What a layout cannot have is a compile-time error that says why.
+// 0, store is dropped, a pointer is null. The same holds for values that are no elements of `dtype`: dims of a RoPE part of
+// another type, and tokens that wait in a tail until they are quantized. A call that a layout cannot serve is a compile-time
+// error with the reason.
 #pragma once
 
 template <typename T>
@@ -77,7 +78,7 @@ struct PagedRowIndices {
   // The row of the tile's token `offset`.
   __device__ __forceinline__ uint32_t get_row(uint32_t offset) const { return rows[offset / kEffPage] + offset % kEffPage; }
 
-  // The same of this CTA's share of K.
+  // get_row of this CTA's share of K.
   __device__ __forceinline__ uint32_t get_k_row(uint32_t offset) const {
     return get_row(kPairCta && !kIsLeader ? BN / 2 + offset : offset);
   }
@@ -132,12 +133,12 @@ struct KVCache {
 
   // The page of a token, looked up once for all that is read from it; ask `valid` first, `fault` says what is wrong.
   __device__ __forceinline__ Page page(uint32_t b, uint32_t token) const { return cache.page_of(b, token); }
-  // Whether the token `offset` of a page is stored as elements of `dtype`: all are, but those that wait in the tail.
+  // True if the token `offset` of a page is stored as elements of `dtype`: all are, but those that wait in the tail.
   __device__ __forceinline__ static bool sealed(const Page& page, uint32_t offset) {
     if constexpr (R::Main::kResidual > 0) return offset < R::Main::sealed(page);
     return true;
   }
-  // The same values of a page that was found: `offset` is the token's place in it.
+  // load from a page that was found: `offset` is the token's place in it.
   template <uint32_t kWidth, typename Out = value_dtype>
   __device__ __forceinline__ Vec<Out, kWidth> load(const Page& page, uint32_t head, uint32_t offset, uint32_t dim) const {
     Vec<Out, kWidth> out;
@@ -234,7 +235,7 @@ struct KVCache {
     return page.valid && sealed(page, offset) ? element(page, offset, head, dim) : nullptr;
   }
 
-  // The same in a page that was found: `offset` is the token's place in it, and `sealed` says whether its element is there.
+  // block_paged_ptr in a page that was found: `offset` is the token's place in it; `sealed`: its element is quantized.
   template <uint32_t kTile>
   __device__ __forceinline__ dtype* block_paged_ptr(const Page& page, uint32_t head, uint32_t offset, uint32_t dim = 0) const {
     static_assert(R::kPageSize == 0 || (kTile <= R::kPageSize && R::kPageSize % kTile == 0),

@@ -19,7 +19,8 @@ __device__ __forceinline__ RowRange pairs_of(const Index* offsets, uint32_t batc
   return {b, 0, 0, true, false};
 }
 
-// Pair `i` of request b: slot src[i] to slot dst[i]. -1 in either, and a slot onto itself, is none; a slot past the pool is reported.
+// Pair `i` of request b: slot src[i] to slot dst[i]. -1 in either, and a slot onto itself, is none; a slot past the pool is
+// reported.
 template <typename Cache, typename Slot>
 __device__ __forceinline__ MovedToken find_move(const Cache& cache, const Slot* src, const Slot* dst, uint32_t b, uint32_t i, uint64_t* errors) {
   const int64_t from = src[i], to = dst[i];
@@ -34,8 +35,8 @@ __device__ __forceinline__ MovedToken find_move(const Cache& cache, const Slot* 
   return {source, target, (uint32_t)((uint64_t)from % cache.page_tokens), (uint32_t)((uint64_t)to % cache.page_tokens)};
 }
 
-// One run of `count` tokens. Of as many pairs as the block's threads have vectors for, all are loaded before the first is stored; what
-// is stored then is read by no later pair. All threads call it.
+// One run of `count` tokens. All pairs of a round (as many as the block's threads have vectors for) are loaded before the first
+// is stored; no later pair reads a stored row. All threads call it.
 template <typename Run, uint32_t kThreads, uint32_t kInFlight, typename Cache>
 __device__ __forceinline__ void store_moved(const Cache& cache, const MovedToken* moves, uint32_t count) {
   using Type = typename Run::Stored::Type;

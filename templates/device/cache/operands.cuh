@@ -1,4 +1,4 @@
-// What attention kernels read K and V through: a cache, its scales, a contiguous tensor or ragged rows, one surface for all.
+// Operands of attention kernels, K and V: a cache, its scales, a contiguous tensor or ragged rows, with one interface.
 //
 // The order of arguments is Modular MAX's MHAOperand: batch, token, head, dim.
 #pragma once

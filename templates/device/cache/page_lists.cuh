@@ -1,5 +1,5 @@
-// Lists of page ids, and of rows in the pool, that operations make out of a cache's page table. A warp writes a run of neighbouring
-// entries; each lane has several of them, 32 apart, whose page ids are on their way at once.
+// Lists of page ids, and of rows in the pool, that operations make out of a cache's page table. A warp writes a run of
+// neighbouring entries; each lane has several of them, 32 apart, whose page ids are on their way at once.
 #pragma once
 
 #include "../base/scan.cuh"
@@ -28,8 +28,8 @@ __device__ __forceinline__ void load_page_ids(PageIds (&ids)[kBatch], const Cach
   }
 }
 
-// Stores them to list[i], list[i + 32], ... in ids of kIdPages pages; null_entry where there is no page. An id outside the pool is
-// reported.
+// Stores them to list[i], list[i + 32], ... in ids of kIdPages pages; null_entry where there is no page. An id outside the pool
+// is reported.
 template <uint32_t kIdPages, uint32_t kBatch, typename Entry, typename Cache, typename PageIds>
 __device__ __forceinline__ void store_entries(Entry* list, Entry null_entry, const PageIds (&ids)[kBatch], const Cache& cache, uint32_t b,
                                               uint32_t i, const PageRun& run, uint64_t* errors) {
@@ -50,8 +50,9 @@ __device__ __forceinline__ void load_tokens(int32_t (&tokens)[kBatch], const int
   for (uint32_t u = 0; u < kBatch; ++u) tokens[u] = i + u * 32 < end ? from[i + u * 32] : -1;
 }
 
-// Columns of a list of `count` blocks become the tokens that they name: column j is token j % kBlock of block list[j / kBlock]. Negative columns
-// stay, those of negative blocks are -1; columns past the list, and tokens past 2^31 - 1, become that number, which has no row in the pool.
+// Columns of a list of `count` blocks become the tokens that they name: column j is token j % kBlock of block list[j / kBlock].
+// Negative columns stay, those of negative blocks are -1; columns past the list, and tokens past 2^31 - 1, become that number,
+// which has no row in the pool.
 template <uint32_t kBlock, uint32_t kBatch>
 __device__ __forceinline__ void load_listed_tokens(int32_t (&tokens)[kBatch], const int32_t* list, uint32_t count) {
   constexpr int32_t kPast = 0x7fffffff;
@@ -86,7 +87,8 @@ __device__ __forceinline__ int32_t pool_row(const Cache& cache, const PageIds& i
   return -1;
 }
 
-// Stores the pool rows of the tokens to to[i], to[i + 32], ... below `end`: negative tokens as they are, -1 in rows of no request.
+// Stores the pool rows of the tokens to to[i], to[i + 32], ... below `end`: negative tokens as they are, -1 in rows of no
+// request.
 template <uint32_t kBatch, typename Cache, typename PageIds>
 __device__ __forceinline__ void store_pool_rows(int32_t* to, const Cache& cache, const PageIds (&ids)[kBatch], uint32_t b, bool owned,
                                                 const int32_t (&tokens)[kBatch], uint32_t i, uint32_t end, uint64_t* errors) {

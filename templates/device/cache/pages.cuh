@@ -17,8 +17,8 @@ constexpr uint32_t kTile = kCopyThreads * kInFlight;
 //     static constexpr uint32_t kPointer = 0, kId = 0, kAlign = 16;  // which page pointer; which id finds the page; in bytes
 //     static constexpr uint64_t kBytes = 32768;                      // of a page, or, kOpen, of a token
 //     static constexpr bool kOpen = false;
-//     static constexpr uint64_t kStrip = 1024, kStep = 32768;        // only where other pages or layers lie in between: bytes that
-//   };                                                               // are neighbours, a multiple of 16, and from these to the next ones
+//     static constexpr uint64_t kStrip = 1024, kStep = 32768;        // only if other pages or layers lie in between: bytes that
+//   };                                                               // are neighbours, a multiple of 16; step to the next bytes
 template <typename R, typename = const uint64_t>
 struct Strips {
   __device__ static constexpr uint64_t at(uint64_t begin) { return begin; }
@@ -185,7 +185,7 @@ __device__ __forceinline__ uint64_t page_in(const Index* pages, uint64_t i, uint
   return id < num_pages ? id : kNoPage;
 }
 
-// Whether the device's count is none: negative, or past every index.
+// True if the device's count is none: negative, or past every index.
 template <typename Index>
 __device__ __forceinline__ bool bad_count(const Index* live) {
   return live != nullptr && load_index(live, 0) == kU32Max;
@@ -204,7 +204,7 @@ __device__ __forceinline__ uint32_t tiles_of(uint32_t num_pages, uint32_t page_t
   return (uint32_t)(num_pages * ((Runs::pieces(page_tokens) + kTile - 1) / kTile));
 }
 
-// What a list of pages is about, spelled out by the kernel:
+// A list of pages, described by a struct of the kernel:
 //
 //   struct Pages {
 //     using Runs = PageRuns<...>;
@@ -212,7 +212,7 @@ __device__ __forceinline__ uint32_t tiles_of(uint32_t num_pages, uint32_t page_t
 //     static constexpr uint32_t kFromScale = 1, kToScale = 1;  // pages of an entry, in the source and in the target
 //   };
 //
-// The pages of tile `block` of a list, and which of their pieces: [first, first + units), pieces [begin, begin + count).
+// The pages of tile `block` of a list, and their pieces: [first, first + units), pieces [begin, begin + count).
 template <typename Count>
 struct PageTile {
   uint32_t first, units;
@@ -229,7 +229,7 @@ __device__ __forceinline__ PageTile<typename Pages::Runs::Count> tile_at(uint32_
   return {first, min(Pages::kUnits, num_pages - first), begin, pieces - begin < kTile ? (uint32_t)(pieces - begin) : kTile};
 }
 
-// Whether tile `block` is one of this list's; else takes the list's tiles off `block`.
+// True if tile `block` is one of this list's; else takes the list's tiles off `block`.
 template <typename Pages>
 __device__ __forceinline__ bool has_tile(uint32_t& block, uint32_t num_pages, uint32_t page_tokens) {
   const uint32_t tiles = tiles_of<typename Pages::Runs, Pages::kUnits>(num_pages, page_tokens);
@@ -239,8 +239,8 @@ __device__ __forceinline__ bool has_tile(uint32_t& block, uint32_t num_pages, ui
 }
 
 // Copies, in layer blockIdx.y, page pairs[2 i] of `from` to page pairs[2 i + 1] of `to`, for the pairs i of tile `block`: kUnits
-// small pages, or part of a large one. Of num_pairs pairs, so many count as `live` says. A pair of -1 is skipped, one outside its
-// pool is reported and skipped. All threads call it; it has a barrier.
+// small pages, or part of a large one. Pairs from live[0] on do not count (null: all do). A pair of -1 is skipped, one outside
+// its pool is reported and skipped. All threads call it; it has a barrier.
 template <typename Pages, typename From, typename To, typename Index>
 __device__ __forceinline__ void store_pairs(const From& from, const To& to, uint32_t from_pages, uint32_t to_pages, const Index* pairs,
                                             const Index* live, uint32_t num_pairs, uint32_t block, uint64_t* errors) {
@@ -292,8 +292,8 @@ __device__ __forceinline__ void store_zero_tile(uint8_t* const (&runs)[kUnits][R
   }
 }
 
-// Stores zeros, in layer blockIdx.y, to the pages ids[i] of tile `block`. Of num_ids ids, so many count as `live` says. An id of -1
-// is skipped, one outside the pool is reported and skipped. All threads call it; it has a barrier.
+// Stores zeros, in layer blockIdx.y, to the pages ids[i] of tile `block`. Ids from live[0] on do not count (null: all do). An id
+// of -1 is skipped, one outside the pool is reported and skipped. All threads call it; it has a barrier.
 template <typename Pages, typename Pool, typename Index>
 __device__ __forceinline__ void store_zeros(const Pool& pool, uint32_t num_pages, const Index* ids, const Index* live, uint32_t num_ids,
                                             uint32_t block, uint64_t* errors) {

@@ -1,10 +1,11 @@
-// Rows of requests that begin anywhere: request b has rows [begins[b], begins[b] + counts[b]), with gaps between them. Begins ascend.
+// Rows of requests that begin anywhere: request b has rows [begins[b], begins[b] + counts[b]), with gaps between them. Begins
+// ascend.
 #pragma once
 
 #include "copy_rows.cuh"
 
-// The request that row `row` belongs to. Padding: a row of none. Not valid: a run that reaches into the next one or past the rows, or
-// begins that decrease.
+// The request that row `row` belongs to. Padding: a row of none. Not valid: a run that reaches into the next one or past the
+// rows, or begins that decrease.
 template <typename Index>
 __device__ __forceinline__ RowRange run_of(const Index* begins, const Index* counts, uint32_t batch, uint32_t row, uint32_t num_rows) {
   if (batch == 0 || row < load_index(begins, 0)) return {0, 0, 0, true, true};

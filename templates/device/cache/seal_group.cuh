@@ -1,9 +1,9 @@
-// Groups of tokens whose K is quantized together, each channel (dim of a head) with a scale over the group. A thread has neighbouring
-// channels; their values of the group's tokens are read twice, for the range and for the codes.
+// Groups of tokens whose K is quantized together, each channel (dim of a head) with a scale over the group. A thread has
+// neighbouring channels; their values of the group's tokens are read twice, for the range and for the codes.
 #pragma once
 
-// The values of a group's tokens, `first` its oldest: those of earlier steps lie in the tail, those from `before` on in the step's
-// rows, `row_of_0` being where the row of position 0 would lie.
+// The values of a group's tokens, `first` its oldest: those of earlier steps lie in the tail, those from `before` on in the
+// step's rows, `row_of_0` being where the row of position 0 would lie.
 template <typename Key>
 struct GroupTokens {
   using T = typename Key::Compute;
@@ -27,7 +27,7 @@ struct GroupTokens {
 
 // (Results go to references: returned by value they cost 16 registers.)
 
-// What a thread's channels span over a group: from `low` to `high`; without zero points `high` is the largest magnitude.
+// The range of a thread's channels over a group: from `low` to `high`; without zero points `high` is the largest magnitude.
 template <uint32_t kWidth>
 struct ChannelRanges {
   float low[kWidth], high[kWidth];

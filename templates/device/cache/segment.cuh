@@ -1,20 +1,20 @@
-// Reading and writing a run of dims, whatever it is stored as. cache.cuh has a struct for each segment, which names its
+// Reading and writing a run of dims, in any stored type. cache.cuh has a struct for each segment, which names its
 // element type, its scales and its places; the functions here know the rest.
 #pragma once
 
-// How the scale of a block comes about.
+// Recipes of a block's scale.
 enum class Recipe : uint32_t {
   none,          // no scale: values as they are, or cast to codes
   given,         // the caller's
   amax,          // largest magnitude / largest code; with a zero point the block's range / all codes
-  pow2,          // the same, rounded up to a power of two
+  pow2,          // amax, rounded up to a power of two
   amax_raised,   // amax and pow2 with floors: kAmaxMin, kScaleMin
   pow2_raised,
-  least,         // the block's range / all codes, and what code 0 stands for in the zero point's place
+  least,         // the block's range / all codes; in the zero point's place, the value of code 0
   norm,          // the block's Euclidean norm, of codes of a codebook
-  norm_corrected,  // the same, which readers divide by the norm of what the codes stand for
-  unit,          // the norm over that of what the codes stand for
-  signs,         // the norm, and the root mean square of what the codes leave in the zero point's place; their highest bit is its sign
+  norm_corrected,  // norm, which readers divide by the norm of the codes' values
+  unit,          // the block's norm divided by the norm of the codes' values
+  signs,         // the norm; in the zero point's place the RMS of the codes' error, whose sign is a code's highest bit
   nvfp4_max,     // e4m3 scales; dequantized through e4m3 (Modular MAX)
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
@@ -33,15 +33,15 @@ constexpr bool kSame = false;
 template <typename A>
 constexpr bool kSame<A, A> = true;
 
-// Whether a write chooses scales.
+// True if a write chooses scales.
 template <typename S>
 constexpr bool kComputes = S::kRecipe != Recipe::none && S::kRecipe != Recipe::given;
 
-// Whether scales are norms.
+// True if scales are norms.
 template <typename S>
 constexpr bool kNorms = S::kRecipe == Recipe::norm || S::kRecipe == Recipe::norm_corrected || S::kRecipe == Recipe::unit || S::kRecipe == Recipe::signs;
 
-// Whether readers need all codes of a block to read one of them, and whether a block is a row.
+// kCorrected: readers need all codes of a block to read one of them. Then also: a block is a row.
 template <typename S>
 constexpr bool kCorrected = S::kRecipe == Recipe::norm_corrected;
 template <typename S>
@@ -113,7 +113,8 @@ __device__ __forceinline__ void load_unscaled(Vec<float, N>& out, const Page& pa
   });
 }
 
-// Of N elements, that begin at a multiple of N, how many neighbours surely share a block of dims: the greatest common divisor.
+// The count of neighbours, among N elements from a multiple of N on, that surely share a block of dims: the greatest common
+// divisor.
 __host__ __device__ constexpr uint32_t within_block(uint32_t n, uint32_t dims) { return dims == 0 ? n : within_block(dims, n % dims); }
 
 // The scale of an element; its zero point is one place on.
@@ -131,7 +132,8 @@ __device__ __forceinline__ float scale_value(typename S::Scale stored) {
   return scale;
 }
 
-// Reports the first of a layer's scales of the caller's that is none, and the one above all blocks; for one block. Any page will do.
+// Reports the first of a layer's scales of the caller's that is none, and the one above all blocks; for one block. Any page will
+// do.
 template <typename S, typename Cache, typename Page>
 __device__ __forceinline__ void report_scales(const Cache& cache, const Page& page, GivenScale which, GivenScale global, uint64_t* errors) {
   if constexpr (S::kRecipe == Recipe::nvfp4_global) {
@@ -147,7 +149,8 @@ __device__ __forceinline__ void report_scales(const Cache& cache, const Page& pa
   }
 }
 
-// The zeros behind the scales of a token, of one head, where the cache has room for some: whoever stores the last scale stores them.
+// The zeros behind the scales of a token, of one head, where the cache has room for some: whoever stores the last scale stores
+// them.
 template <typename S, typename Cache, typename Page>
 __device__ __forceinline__ void store_scale_pad(const Cache& cache, const Page& page, uint32_t token) {
   constexpr uint32_t kNumbers = (S::kSize + S::kBlockDims - 1) / S::kBlockDims * (1 + S::kZero);
@@ -170,8 +173,8 @@ __device__ __forceinline__ void load_scales(Vec<typename S::Scale, kSteps*(1 + S
   for (uint32_t i = 0; S::kRecipe == Recipe::given && i < kSteps; ++i) out.e[i] = from_f32<typename S::Scale>(scale_value<S>(out.e[i]));
 }
 
-// What the values of a block's codes are multiplied with where its norm is corrected. kLanes neighbouring lanes, all of `mask`, ask
-// together; (head, dim) is the first element of the block, of which a lane reads kWidth elements at a time.
+// The factor of a block's codes if its norm is corrected. kLanes neighbouring lanes, all of `mask`, compute it together; (head,
+// dim) is the first element of the block; a lane reads kWidth elements at a time.
 template <typename S, uint32_t kLanes, uint32_t kWidth, typename Page>
 __device__ __forceinline__ float corrected_scale(float norm, const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                                  uint32_t mask) {
@@ -307,8 +310,9 @@ __device__ __forceinline__ void load_elements(Vec<Out, N>& out, const Cache& cac
   load_elements<S>(out, cache, page, token, head, dim, global_scale_of<S>(cache));
 }
 
-// What load_of_row takes of a head's row that kLanes neighbouring lanes, all of `mask`, read together if it is `live`: `global`, or the
-// row's scale where its norm is corrected, which the lanes find together, kWidth elements at a time.
+// The factor that load_of_row takes, for a head's row that kLanes neighbouring lanes, all of `mask`, read together if it is
+// `live`:
+// `global`, or the row's scale if its norm is corrected, which the lanes compute together, kWidth elements at a time.
 template <typename S, uint32_t kLanes, uint32_t kWidth, typename Cache, typename Page>
 __device__ __forceinline__ float row_factor(const Cache& cache, const Page& page, uint32_t token, uint32_t head, bool live, uint32_t lane,
                                             uint32_t mask, float global) {
@@ -383,8 +387,8 @@ __device__ __forceinline__ ScaleZero<typename S::Scale> block_scale(float low, f
   }
 }
 
-// Stores the codes of a block, kLanes * kWidth elements at a time: make(raw, c) gives those from element (c * kLanes + lane) * kWidth
-// on, if live(element) is true of it. Of strided codes a lane has all that share its bytes.
+// Stores the codes of a block, kLanes * kWidth elements at a time: make(raw, c) gives the codes from element (c * kLanes + lane)
+// * kWidth on, if live(element) is true. A lane has all strided codes that share its bytes.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Live, typename Make>
 __device__ __forceinline__ void store_chunks(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane, const Live& live,
                                              const Make& make) {
@@ -409,8 +413,8 @@ __device__ __forceinline__ void store_chunks(const Page& page, uint32_t token, u
   }
 }
 
-// store_codes of a block under its norm, which divides before it is rounded where codes alone give the direction. "unit" knows its
-// scale once it has the codes, and "signs" what these leave.
+// store_codes of a block under its norm, which divides before it is rounded where codes alone give the direction. "unit" knows
+// its scale once it has the codes, and "signs" what these leave.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll, typename Page, typename Read, typename Keep>
 __device__ __forceinline__ void store_codes_under_norm(const Page& page, uint32_t token, uint32_t head, uint32_t dim, uint32_t lane,
                                                        uint32_t mask, const Read& read, const Keep& keep) {
@@ -494,7 +498,7 @@ __device__ __forceinline__ void store_codes(const Page& page, uint32_t token, ui
   });
 }
 
-// The same, and stores the scale where it belongs.
+// store_chunks for a whole block, with its scale.
 template <typename S, uint32_t kLanes, uint32_t kWidth, uint32_t kChunks, uint32_t kUnroll = kChunks, typename Cache, typename Page, typename Read>
 __device__ __forceinline__ void store_block(const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim,
                                             uint32_t lane, uint32_t mask, float global, const Read& read) {

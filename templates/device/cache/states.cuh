@@ -1,8 +1,8 @@
 // States by id, for operations of one layer that copy them to or from the caller's rows; the copies are device/cache/pages.cuh's.
 #pragma once
 
-// State ids[i] of a list of n, of which so many count as `live` says: `state`, kNoPage where there is none; `none`, an entry of -1;
-// `wrong`, to be reported: an id outside the pool, or, of the first entry, a count that is none.
+// State ids[i] of a list of n, of which so many count as `live` says: `state`, kNoPage where there is none; `none`, an entry of
+// -1; `wrong`, to be reported: an id outside the pool, or, of the first entry, a count that is none.
 struct StateId {
   uint64_t state;
   bool counts, none, wrong;
@@ -20,7 +20,8 @@ struct FilledRow {
   uint32_t word;
 };
 
-// Stores the words to pieces [first, first + count) of each of `units` rows of kBytes; units * count fit a tile. All threads call it.
+// Stores the words to pieces [first, first + count) of each of `units` rows of kBytes; units * count fit a tile. All threads call
+// it.
 template <typename Runs, uint64_t kBytes, uint32_t kUnits>
 __device__ __forceinline__ void store_filled_tile(const FilledRow (&rows)[kUnits], uint32_t units, typename Runs::Count first, uint32_t count) {
   using Narrow = typename Unit<Runs::align()>::type;

@@ -5,8 +5,8 @@
 
 #include "segment.cuh"
 
-// Values of a segment, dequantized and rounded to Out, or stored as given: no scale is computed. kLanes neighbouring lanes load a head's
-// row at once, a vector each; 1: every lane for itself.
+// Values of a segment, dequantized and rounded to Out, or stored as given: no scale is computed. kLanes neighbouring lanes load a
+// head's row at once, a vector each; 1: every lane for itself.
 template <typename S, typename Out, uint32_t kLanes = 1>
 struct Values {
   using Type = Out;
@@ -20,7 +20,7 @@ struct Values {
   __device__ static bool found(const Page& page) {
     return S::found(page);
   }
-  // What a row gets whose page was not found.
+  // The value of a row whose page was not found.
   __device__ static Out missing() { return from_f32<Out>(nan_f32()); }
 
   template <uint32_t N, typename Cache, typename Page>
@@ -40,7 +40,7 @@ struct Values {
   }
 };
 
-// The same of dims [kBegin, kBegin + kSize) of a role, whatever segments they lie in.
+// Values of dims [kBegin, kBegin + kSize) of a role, in whatever segments they lie.
 template <typename Role, typename Out, uint32_t kBegin, uint32_t kSize>
 struct RoleValues {
   using Type = Out;
@@ -61,7 +61,7 @@ struct RoleValues {
   }
 };
 
-// What missing codes are: NaN where elements are their own codes, else all ones, which is NaN in e4m3 and e5m2.
+// Missing codes: NaN if elements are their own codes, else all ones, which is NaN in e4m3 and e5m2.
 template <typename T>
 __device__ __forceinline__ T missing_code() {
   if constexpr (kPlain<T>) {

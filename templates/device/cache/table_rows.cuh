@@ -1,10 +1,11 @@
 // The page ids of requests as operations rewrite them.
 //
-// `Entries` is spelled out by the kernel for each list of page ids: kIdPages pages of an id, and entry(cache, b, i, stride), where the
-// list has the id of page i of request b; stride: of the list's rows.
+// `Entries` is spelled out by the kernel for each list of page ids: kIdPages pages of an id, and entry(cache, b, i, stride),
+// where the list has the id of page i of request b; stride: of the list's rows.
 #pragma once
 
-// The pages [begin, end) that hold a request's tokens; `valid` is false for a length that cannot be, or that its table has no place for.
+// The pages [begin, end) that hold a request's tokens; `valid` is false for a length that cannot be, or that its table has no
+// place for.
 struct HeldPages {
   uint32_t tokens, begin, end;
   bool valid;
@@ -16,8 +17,8 @@ __device__ __forceinline__ HeldPages held_pages(const Cache& cache, uint32_t b) 
   return {tokens, first_token / cache.page_tokens, tokens / cache.page_tokens + (tokens % cache.page_tokens != 0), valid};
 }
 
-// Stores request b's entries of the pages that hold tokens, as they are after the moves, a lane of the warp every 32nd one. Entries of
-// ids from num_ids on, and of those that are free in new_ids, stay as they are.
+// Stores request b's entries of the pages that hold tokens, as they are after the moves, a lane of the warp every 32nd one.
+// Entries of ids from num_ids on, and of those that are free in new_ids, stay as they are.
 template <typename Entries, typename Cache, typename Id>
 __device__ __forceinline__ void store_moved_entries(Id* to, int64_t to_stride, const Cache& cache, const Id* list, int64_t stride, const Id* new_ids,
                                                     uint32_t num_ids, uint32_t b, const HeldPages& held) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ void store_moved_entries(Id* to, int64_t to_stride, c
   }
 }
 
-// Whether one of the requests before b, of which a thread looks at every kThreads-th, continues the same parent.
+// True if one of the requests before b continues the same parent; a thread checks every kThreads-th of them.
 template <uint32_t kThreads, typename Index>
 __device__ __forceinline__ bool has_earlier_child(const Index* parents, uint32_t b, uint32_t parent) {
   bool earlier = false;
@@ -40,8 +41,8 @@ __device__ __forceinline__ bool has_earlier_child(const Index* parents, uint32_t
   return earlier;
 }
 
-// Stores request b's ids of the pages [held.begin, held.end): its parent's up to page `copied`, from there on those of its free pages, which
-// `fresh` has at Entries::fresh(cache, b, i). By kThreads threads.
+// Stores request b's ids of the pages [held.begin, held.end): its parent's up to page `copied`, from there on those of its free
+// pages, which `fresh` has at Entries::fresh(cache, b, i). By kThreads threads.
 template <uint32_t kThreads, typename Entries, typename Cache, typename Id>
 __device__ __forceinline__ void store_continued_row(Id* to, int64_t to_stride, const Cache& cache, const Id* list, int64_t stride, const Id* fresh,
                                                     uint32_t b, uint32_t parent, const HeldPages& held, uint32_t copied) {

@@ -22,8 +22,8 @@ __device__ __forceinline__ void store(T* p, const Vec<T, W>& in) {
 #pragma unroll
   for (uint32_t i = 0; i < W; i += N) *(Vec<T, N>*)(p + i) = *(const Vec<T, N>*)&in.e[i];
 }
-// kBytes = 1, 2, 4, 8 or 16 bytes where `live`; else `to` stays what it was, and `from` is not read. asm: the compiler waits for what it
-// loads behind a condition.
+// kBytes = 1, 2, 4, 8 or 16 bytes where `live`; else `to` stays what it was, and `from` is not read. asm: the compiler waits for
+// what it loads behind a condition.
 template <uint32_t kBytes>
 __device__ __forceinline__ void load_live(uint32_t* to, const void* from, bool live) {
   if constexpr (kBytes == 16) {

@@ -17,7 +17,7 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
   }
 }
-// The same; where not `valid`, zeros, and `from` is not read.
+// cp_async, or zeros if not `valid`; then `from` is not read.
 template <uint32_t kBytes>
 __device__ __forceinline__ void cp_async(uint32_t to, const void* from, bool valid) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from, bool val
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(kBytes), "r"(valid ? kBytes : 0u) : "memory");
   }
 }
-// What this thread has asked for since its last group becomes a group.
+// This thread's copies since its last group become a group.
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // All but the last N groups of this thread have landed; other threads need a barrier after it.
 template <uint32_t N>

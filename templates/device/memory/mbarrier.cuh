@@ -24,7 +24,7 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* bar, uint32_
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
       "r"(bytes) : "memory");
 }
-// Whether the phase of this parity has ended (0 for the first, then 1, 0, ...); waits a while before it says no.
+// True if the phase of this parity has ended (0 for the first, then 1, 0, ...); waits a while before it says no.
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* bar, uint32_t parity) {
   uint32_t done;
   asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -33,7 +33,7 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* bar, uint32_t parity
                : "memory");
   return done != 0;
 }
-// What copies of that phase wrote may be read after it.
+// Waits for the end of the phase; then bytes that copies of that phase wrote may be read.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* bar, uint32_t parity) {
   while (!mbarrier_try_wait(bar, parity)) {
   }
@@ -41,5 +41,5 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* bar, uint32_t parity) {
 
 // Between a thread's own accesses of shared memory and copies (or wgmma) that touch the same bytes after them.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same for shared and global memory: a tensor copy is to read what this grid has written.
+// Fence for shared and global memory: a tensor copy is to read bytes that this grid has written.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }

@@ -1,4 +1,5 @@
-// Tiles of K and V on their way into shared memory: a token a row, rows an odd number of 16 bytes apart (device/attention/fragments.cuh).
+// Tiles of K and V on their way into shared memory: a token a row, rows an odd number of 16 bytes apart
+// (device/attention/fragments.cuh).
 #pragma once
 
 #include "cp_async.cuh"
@@ -53,7 +54,7 @@ struct TileCopy {
     else if constexpr (kFours) return step % (kChunks / 4) * 4 + thread % 4;
     else return (step * kThreads + thread) % kChunks;
   }
-  // Whether a thread has a copy number `step`.
+  // True if a thread has a copy number `step`.
   __device__ static constexpr bool has(uint32_t step, uint32_t thread) { return kAll % kThreads == 0 || step * kThreads + thread < kAll; }
 
   // Rows that lie kStep bytes apart from `first` on: all of them.

@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[N], uint32_t address
                  : "memory");
   }
 }
-// The same, each matrix transposed: a lane has elements (2j, g) and (2j + 1, g).
+// Loads matrices, each transposed: a lane has elements (2j, g) and (2j + 1, g).
 template <uint32_t N>
 __device__ __forceinline__ void load_transposed(uint32_t (&r)[N], uint32_t address) {
   static_assert(N == 1 || N == 2 || N == 4);

@@ -1,5 +1,5 @@
-// Products of e4m3 codes by a warp: 16 x 32 by 32 x 8, summed in f32 (sm_89 and newer). Four codes are in a register where mma.cuh has
-// two elements, so that load_matrices brings both operands.
+// Products of e4m3 codes by a warp: 16 x 32 by 32 x 8, summed in f32 (sm_89 and newer). Four codes are in a register where
+// mma.cuh has two elements, so that load_matrices brings both operands.
 #pragma once
 
 #include "mma.cuh"

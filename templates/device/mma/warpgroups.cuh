@@ -1,4 +1,4 @@
-// Whether the architecture multiplies by warpgroups: sm_90a alone.
+// True if the architecture multiplies by warpgroups: sm_90a alone.
 #pragma once
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900

@@ -6,19 +6,19 @@
 #pragma once
 
 // A tile of 16-bit elements as rows of 128 bytes, whose 16-byte chunks stand at chunk ^ row % 8: `address` is a multiple of 1024,
-// plus 32 a step of 16 elements along a row. `panel` bytes lie between neighbouring tiles; of rows along the sum (V) only. `group`
-// bytes lie between 8 rows and the next 8: 1024, or more where other panels lie between them (tma_load_groups_tile).
+// plus 32 a step of 16 elements along a row. `panel` bytes lie between neighbouring tiles; of rows along the sum (V) only.
+// `group` bytes lie between 8 rows and the next 8: 1024, or more where other panels lie between them (tma_load_groups_tile).
 __device__ __forceinline__ uint64_t swizzled_tile(uint32_t address, uint32_t panel = 16, uint32_t group = 1024) {
   return (uint64_t)(address >> 4) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(group >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// The same tile, of which the compiler thinks that it changes: it would keep what it adds to it in registers, a pair for each step.
+// Returns the same tile, opaque to the compiler, which otherwise keeps a pair of registers for each step's sum.
 __device__ __forceinline__ uint64_t fresh_tile(uint64_t tile) {
   asm volatile("" : "+l"(tile));
   return tile;
 }
 
-// The same of the half that holds the address: the other half stays a constant.
+// fresh_tile for the half that holds the address: the other half stays a constant.
 __device__ __forceinline__ uint64_t fresh_address(uint64_t tile) {
   uint32_t low = (uint32_t)tile;
   asm volatile("" : "+r"(low));
@@ -48,7 +48,7 @@ __device__ __forceinline__ void named_barrier(uint32_t id, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Whether it holds for one of a warpgroup's threads, which meet at barrier `id`.
+// True if x is true for one of a warpgroup's threads, which meet at barrier `id`.
 __device__ __forceinline__ bool any_of_group(uint32_t id, bool x) {
   uint32_t any;
   asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\nselp.u32 %0, 1, 0, q;\n}" : "=r"(any) : "r"((uint32_t)x), "r"(id) : "memory");
@@ -61,8 +61,8 @@ __device__ __forceinline__ void release_registers() { asm volatile("setmaxnreg.d
 template <uint32_t N>
 __device__ __forceinline__ void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 
-// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time, of 4 tiles of 8 dims from `first` on: the four threads
-// of a column exchange what they have.
+// each(dim, h, sums) for 8 neighbouring dims of the thread's column h at a time, of 4 tiles of 8 dims from `first` on: the four
+// threads of a column exchange what they have.
 template <typename Each>
 __device__ __forceinline__ void for_each_eight(const float (&out)[4][4], uint32_t first, const Each& each) {
   const uint32_t j = threadIdx.x % 4;

@@ -1,5 +1,5 @@
-// Products of e4m3 codes by a warpgroup (sm_90a): 64 rows of A by N columns of B, 32 deep, both in shared memory as rows of 128 bytes
-// (swizzled_tile of wgmma.cuh; a step of 32 codes is 32 bytes of a row, as one of 16 elements is there), summed in f32.
+// Products of e4m3 codes by a warpgroup (sm_90a): 64 rows of A by N columns of B, 32 deep, both in shared memory as rows of 128
+// bytes (swizzled_tile of wgmma.cuh; a step of 32 codes is 32 bytes of a row, as one of 16 elements is there), summed in f32.
 #pragma once
 
 #include "wgmma.cuh"

@@ -1,10 +1,11 @@
-// Products of a warpgroup with 8 or 16 columns, a in registers (sm_90a), and how registers get to the rows of 128 bytes that b is read of. Functions and
-// layouts are those of wgmma.cuh.
+// Products of a warpgroup with 8 or 16 columns, a in registers (sm_90a), and how registers get to the rows of 128 bytes that b is
+// read of. Functions and layouts are those of wgmma.cuh.
 #pragma once
 
 #include "wgmma.cuh"
 
-// One product: `n` columns, `sums` a thread, which are the operands `names`; i0 to i5 are the numbers of the operands behind them.
+// One product: `n` columns, `sums` a thread, which are the operands `names`; i0 to i5 are the numbers of the operands behind
+// them.
 #define KVGEN_NARROW(T, type, n, sums, names, outs, i0, i1, i2, i3, i4, i5)                                                                            \
   template <>                                                                                                                                          \
   __device__ __forceinline__ void multiply_keys<T, sums>(float (&d)[sums], const uint32_t (&a)[4], uint64_t b, bool add) {                             \
@@ -22,8 +23,9 @@
 KVGEN_NARROW_PRODUCTS(bf16, "bf16")
 KVGEN_NARROW_PRODUCTS(f16, "f16")
 
-// N = 2 or 4 matrices of 8 x 8 elements of 16 bits to shared memory, transposed: a lane has elements (g, 2j) and (g, 2j + 1) of each, as load_matrices
-// (mma.cuh) leaves them. Lane 8i + r gives the address of row r of what matrix i becomes, 16 bytes at a multiple of 16.
+// N = 2 or 4 matrices of 8 x 8 elements of 16 bits to shared memory, transposed: a lane has elements (g, 2j) and (g, 2j + 1) of
+// each, as load_matrices (mma.cuh) leaves them. Lane 8i + r gives the address of row r of what matrix i becomes, 16 bytes at a
+// multiple of 16.
 template <uint32_t N>
 __device__ __forceinline__ void store_transposed(uint32_t address, const uint32_t (&r)[N]) {
   static_assert(N == 2 || N == 4);

@@ -28,7 +28,7 @@ struct CopiedAs<Coded<Codes, Book>> {
   using Type = Codes;
 };
 
-// Of such codes the highest bits alone: 1 where it is set, else -1.
+// The highest bits of such codes alone: 1 if the bit is set, else -1.
 template <typename T>
 struct Signs {
   uint8_t bits;

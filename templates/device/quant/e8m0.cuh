@@ -13,7 +13,7 @@ __device__ __forceinline__ float to_f32(e8m0 x) {
   const uint32_t power = x.bits == 0 ? 0x00400000u : (uint32_t)x.bits << 23;  // 2^-127 is subnormal
   return __uint_as_float(x.bits == 255 ? 0x7fffffffu : power);
 }
-// Of a power of two, exactly; infinity becomes NaN.
+// Conversion of a power of two, exactly; infinity becomes NaN.
 template <>
 __device__ __forceinline__ e8m0 from_f32<e8m0>(float x) {
   return {(uint8_t)(__float_as_uint(x) >> 23)};

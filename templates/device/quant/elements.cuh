@@ -1,4 +1,4 @@
-// What lies in memory: the element types, and vectors of them to and from f32. All targets give the same bits.
+// Element types in memory, and vectors of them to and from f32. All targets give the same bits.
 #pragma once
 
 #include "../base/types.cuh"
@@ -29,11 +29,11 @@ constexpr uint32_t kTogether = kPerElement<T>;
 template <>
 constexpr uint32_t kTogether<u3> = 8;
 
-// What an offset counts, elements or bits of 3-bit codes: so many a T.
+// Units of an offset a T: elements, or bits of 3-bit codes.
 template <typename T>
 constexpr uint32_t kPlacesEach = kElementBits<T> == 3 ? 8 : kPerElement<T>;
 
-// Whether the elements of a T are no neighbours (strided.cuh).
+// True if the elements of a T are no neighbours (strided.cuh).
 template <typename T>
 constexpr bool kStrided = false;
 

@@ -1,6 +1,6 @@
 // Integer codes of 8 bits, four in a word, and of 4 bits, eight in a word. Casting saturates to [-127, 127] and [-7, 7],
-// unsigned ones to [0, 255] and [0, 15]; a NaN becomes 0. Codes of 2 bits, sixteen in a word, and of 3 bits, eight in three bytes,
-// are unsigned: [0, 3] and [0, 7].
+// unsigned ones to [0, 255] and [0, 15]; a NaN becomes 0. Codes of 2 bits, sixteen in a word, and of 3 bits, eight in three
+// bytes, are unsigned: [0, 3] and [0, 7].
 //
 // No conversion instructions, which run at a fraction of the rate of others: an f32 from 2^23 on has an integer in its lowest
 // bits, so adding 2^23 rounds and subtracting it converts back.

@@ -82,7 +82,7 @@ __device__ __forceinline__ float pow2_scale(float amax) {
   return power_above(__fdiv_rn(amax, kLargest<T>));
 }
 
-// What both begin with, under floors: the largest magnitude counts as `amax_min` at least, its quotient as `scale_min`.
+// The quotient under floors: the largest magnitude counts as `amax_min` at least, its quotient as `scale_min` at least.
 template <typename T>
 __device__ __forceinline__ float raised_quotient(float amax, float amax_min, float scale_min) {
   return max_nan(__fdiv_rn(max_nan(amax, amax_min), kLargest<T>), scale_min);
@@ -136,9 +136,9 @@ __device__ __forceinline__ S unit_scale(float norm, float of_codes) {
   return from_f32<S>(of_codes == 0.0f ? 0.0f : __fdiv_rn(norm, of_codes));
 }
 
-// A norm that readers correct, of codes of a Book with kSquareBase, 2^23 units of squares, and kNormUnit, the root of a unit: the squares
-// of values, each rounded to whole units. As integers they add up alike in any order; an f32 from 2^23 units on has them in its lowest
-// bits.
+// A norm that readers correct, of codes of a Book with kSquareBase, 2^23 units of squares, and kNormUnit, the root of a unit: the
+// squares of values, each rounded to whole units. As integers they add up alike in any order; an f32 from 2^23 units on has them
+// in its lowest bits.
 template <typename Book, uint32_t N>
 __device__ __forceinline__ uint32_t squares_in_units(const float (&values)[N]) {
   uint32_t sum = 0;

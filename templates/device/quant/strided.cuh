@@ -28,7 +28,7 @@ __device__ __forceinline__ void decode(Strided<T>, float (&out)[4], uint32_t wor
   decode_bytes<0>(out, word);
 }
 
-// Of each byte, the code at `place`; and the bytes of codes, of which those at `place` come last.
+// Keeps the code at `place` of each byte; the bytes of codes, with the codes at `place` last.
 template <typename T, uint32_t N>
 __device__ __forceinline__ void keep_codes(Vec<T, N>& bytes, uint32_t place) {
   constexpr uint32_t kBits = 8 / kPlacesEach<T>, kMask = ((1u << kBits) - 1) * 0x01010101u;

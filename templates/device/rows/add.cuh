@@ -1,9 +1,11 @@
 // Adding rows to what a cache holds: an element is read, added to in f32 and written back by one thread, a block with a
-// computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load_rows, then store_sum.
+// computed scale by its lanes. The rows' own elements may be asked for before it is known where they go: load_rows, then
+// store_sum.
 //
 // A block of kThreads threads has some neighbouring rows, or a part of one; its threads take their slots in turn, kBatch each:
-// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A, spelled
-// out in the kernel, names the segment Stored, kThreads, kBatch, kWidth and kAccess, and kLanes, kChunks and kUnroll of blocks.
+// `first` and every kThreads-th one on, counted through the rows. Accesses to the rows are kAccess elements wide. A struct A,
+// spelled out in the kernel, names the segment Stored, kThreads, kBatch, kWidth and kAccess, and kLanes, kChunks and kUnroll of
+// blocks.
 #pragma once
 
 // Elements that are written on their own, kWidth at a time: as they are, cast, or divided by a given scale.
@@ -156,7 +158,7 @@ struct BlockAdd {
   }
 
  private:
-  // What the cache has in the thread's slots: the scale of each, and where kHeld its codes.
+  // The cache's values in the thread's slots: the scale of each and, if kHeld, its codes.
   __device__ static __forceinline__ void load_old(Scales (&scales)[kBatch], Codes (&codes)[kBatch][kKept], const Cache& cache, const Slot* cache_slots,
                                                   uint32_t rows, uint32_t first) {
 #pragma unroll

@@ -4,7 +4,7 @@
 // follows stays finite; an infinity or NaN gives NaN. A zero may come out with either sign.
 //
 // Cody and Waite: quarter turns are taken off, pi / 2 being the sum of three f32. How many is found in two steps, a multiple
-// of 256 and then the nearest number, as one f32 product would miss it from 2^22 on. What the first of the three takes off
+// of 256 and then the nearest number, as one f32 product would miss it from 2^22 on. The first of the three
 // leaves at most 24 bits, exactly; the rounding error of the others is kept in `low`, so that angles next to a multiple of
 // pi / 2 keep their digits. Then minimax polynomials on [-pi / 4, pi / 4]. Nothing here may be contracted or reordered.
 #pragma once

@@ -23,7 +23,7 @@ __device__ __forceinline__ TokenSlot<typename Cache::Page> entry_slot_of(const C
   return {page, entry % cache.page_tokens};
 }
 
-// The same, with what RoPE asks.
+// entry_slot_of with the row's state and position, which RoPE needs.
 template <typename Cache>
 __device__ __forceinline__ RowSlot<typename Cache::Page> entry_row_slot_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
   const auto to = entry_slot_of(cache, row, errors);

@@ -9,7 +9,8 @@ __device__ constexpr uint32_t first_angle(uint32_t i) {
   return i % HeadLayout<H>::kTogether * (H::kTurningPairs / HeadLayout<H>::kTogether) + i / HeadLayout<H>::kTogether;
 }
 
-// Neox pairs: element i turns with element kRotaryDim / 2 + i. `angles` are (cos, sin) of the pairs that turn, each where first_angle says.
+// Neox pairs: element i turns with element kRotaryDim / 2 + i. `angles` are (cos, sin) of the pairs that turn, each where
+// first_angle says.
 template <typename H>
 __device__ __forceinline__ void rotate_first(Head<H>& x, const float2* angles, uint32_t lane) {
   using W = HeadLayout<H>;

@@ -9,9 +9,9 @@ __device__ __forceinline__ void add_and_subtract(float& a, float& b) {
   a = sum;
 }
 
-// x H / sqrt(kDim), where H[i][j] is -1 to the number of bits that i and j have in common. Every bit of the dim is a bit of the element
-// in its vector, of the lane, or of the vector's number (HeadLayout), and has a step that adds and subtracts the two elements which
-// differ in it; those of two lanes meet by a shuffle. All lanes of the head call it.
+// x H / sqrt(kDim), where H[i][j] is -1 to the number of bits that i and j have in common. Every bit of the dim is a bit of the
+// element in its vector, of the lane, or of the vector's number (HeadLayout), and has a step that adds and subtracts the two
+// elements which differ in it; those of two lanes meet by a shuffle. All lanes of the head call it.
 template <typename H>
 __device__ __forceinline__ void hadamard(Head<H>& x, uint32_t lane) {
   using W = HeadLayout<H>;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void hadamard(Head<H>& x, uint32_t lane) {
         if ((j & step) == 0) add_and_subtract(x.x[v / 2][v % 2][j], x.x[v / 2][v % 2][j + step]);
 #pragma unroll
   for (uint32_t step = 1; step < W::kLanes; step *= 2) {
-    const bool second = (W::element(lane, 0) & (W::element(step, 0) ^ W::element(0, 0))) != 0;  // the bit of the dim is 1 in this lane
+    const bool second = (W::element(lane, 0) & (W::element(step, 0) ^ W::element(0, 0))) != 0;  // this lane's bit of the dim
 #pragma unroll
     for (uint32_t v = 0; v < kVectors; ++v)
 #pragma unroll

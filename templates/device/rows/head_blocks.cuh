@@ -28,7 +28,8 @@ __device__ __forceinline__ void block_amax(float (&amax)[2 * HeadLayout<H>::kChu
   for (uint32_t v = 0; v < 2 * W::kChunks; ++v) amax[v] = amax[v & ~same];
 }
 
-// The block's scale: B, spelled out in the kernel, has kPower (a power of two, rounded up) and kLeast, the least magnitude that counts.
+// The block's scale: B, spelled out in the kernel, has kPower (a power of two, rounded up) and kLeast, the least magnitude that
+// counts.
 template <typename B>
 __device__ __forceinline__ float block_scale(float amax) {
   const float counted = max_nan(amax, B::kLeast);

@@ -64,7 +64,7 @@ __device__ __forceinline__ void layer_norm(Head<H>& x, const Weight* weight, uin
   });
 }
 
-// The same, plus bias[kDim].
+// LayerNorm plus bias[kDim].
 template <typename N, typename H, typename Weight>
 __device__ __forceinline__ void layer_norm(Head<H>& x, const Weight* weight, const Weight* bias, uint32_t lane) {
   standardize<N>(x, lane);

@@ -1,12 +1,13 @@
 // Heads of a step's rows in registers: bias, RMS norm and RoPE, in f32, before they are stored.
 #pragma once
 
-// How H::kLanes lanes share a head. H, spelled out in the kernel, has kDim, kWidth, kLanes, kRotaryBegin, kRotaryDim and kNeox: of
-// kDim elements, RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of vectors of kWidth elements, half of kRotaryDim
-// apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other, interleaved
-// neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
+// How H::kLanes lanes share a head. H, spelled out in the kernel, has kDim, kWidth, kLanes, kRotaryBegin, kRotaryDim and kNeox:
+// of kDim elements, RoPE rotates kRotaryDim from kRotaryBegin on. A lane has pairs of vectors of kWidth elements, half of
+// kRotaryDim apart, so that neighbouring lanes have neighbouring vectors: neox rotates the two of a pair against each other,
+// interleaved neighbours in a vector. The dims that stay follow in the same way. So no lane asks another one for an element.
 //
-// Where H has kBits, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim that lie as the rotated one does:
+// Where H has kBits, sizes are powers of two, and the dims that stay follow in runs of kRotaryDim that lie as the rotated one
+// does:
 // every bit of a lane's number, or of an element's in its vector, is then a bit of the dim.
 template <typename H, typename = void>
 constexpr bool kByBits = false;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void write(T* p, const float (&x)[N]) {
   }
 }
 
-// The same of a segment of the cache, dequantized; the page is valid.
+// Loads elements of a segment of the cache, dequantized; the page is valid.
 template <typename S, uint32_t N, typename Cache, typename Page>
 __device__ __forceinline__ void take(float (&x)[N], const Cache& cache, const Page& page, uint32_t token, uint32_t head, uint32_t dim) {
   Vec<float, N> values;
@@ -95,7 +96,7 @@ __device__ __forceinline__ float rsqrt_f32(float x) {
 // 1 / the root of a mean square.
 __device__ __forceinline__ float rms_factor(float squares, float count, float eps) { return rsqrt_f32(squares / count + eps); }
 
-// What a lane has of a head; elements that there are not are 0.
+// A lane's elements of a head; elements past its dims are 0.
 template <typename H>
 struct Head {
   using W = HeadLayout<H>;
@@ -164,7 +165,7 @@ struct Head {
     const uint32_t mask = 0xffffffffu >> (32 - W::kLanes) << (threadIdx.x % 32 - lane);
     norm_by<N>(rms_factor(reduce_sum<W::kLanes>(squares<N::kCount>(lane), mask), (float)N::kCount, N::kEps), weight, lane);
   }
-  // The same where the sum is over more than the head, which made `factor`.
+  // norm by a given `factor`, if the sum of squares is over more than the head.
   template <typename N, typename Weight>
   __device__ __forceinline__ void norm_by(float factor, const Weight* weight, uint32_t lane) {
     constexpr uint32_t kCount = N::kCount < W::kDim ? N::kCount : W::kDim;

@@ -49,8 +49,8 @@ __device__ __forceinline__ SearchLane search_lane() {
   return {threadIdx.x / kLanes, lane, 0xffffffffu >> (32 - kLanes) << (threadIdx.x % 32 - lane)};
 }
 
-// Row t of the new_rows new rows of request b; a `fault`, found at `place`, makes it unknown. kAfter: the length counts the new rows,
-// else it does not.
+// Row t of the new_rows new rows of request b; a `fault`, found at `place`, makes it unknown. kAfter: the length counts the new
+// rows, else it does not.
 template <bool kAfter, typename Cache>
 __device__ __forceinline__ NewRow row_of_request(const Cache& cache, uint32_t b, uint32_t t, uint32_t new_rows, uint64_t* errors,
                                                  Fault fault = Fault::none, uint32_t place = 0) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ NewRow padded_row(const Cache& cache, const Index* va
   return row_of_request<kAfter>(cache, b, t, new_rows, errors, fault, row);
 }
 
-// Whether row `row` has a position below `limit` in each of kSections arrays [num_rows].
+// True if row `row` has a position below `limit` in each of kSections arrays [num_rows].
 template <uint32_t kSections, typename Index>
 __device__ __forceinline__ bool positions_below(const Index* positions, uint32_t row, uint32_t num_rows, uint32_t limit) {
 #pragma unroll
@@ -107,14 +107,15 @@ __device__ __forceinline__ TokenSlot<typename Cache::Page> slot_of(const Cache& 
   return {page, row.position % cache.page_tokens};
 }
 
-// The same, with what RoPE and q_out ask.
+// slot_of with the row's state and position, which RoPE and q_out need.
 template <typename Cache>
 __device__ __forceinline__ RowSlot<typename Cache::Page> row_slot_of(const Cache& cache, const NewRow& row, uint64_t* errors) {
   const auto to = slot_of(cache, row, errors);
   return {to.page, to.token, row.state, row.position};
 }
 
-// The same in a cache with a residual, whose groups have S::kResidual tokens. Not page(): another block of seal may set k_sealed.
+// slot_of in a cache with a residual, whose groups have S::kResidual tokens. page() is not used: another block of seal may set
+// k_sealed.
 template <typename S, typename Cache>
 __device__ __forceinline__ auto tail_slot_of(const Cache& cache, const NewRow& row, uint64_t* errors)
     -> TailSlot<decltype(cache.page_values(0, 0))> {

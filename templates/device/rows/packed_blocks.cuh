@@ -3,8 +3,8 @@
 
 #include "head_blocks.cuh"
 
-// The head's codes from `out` on, and each block's scale at scales[block]. B, spelled out in the kernel, has kBlock and kLeast, the least
-// magnitude that counts. All lanes of the head call it.
+// The head's codes from `out` on, and each block's scale at scales[block]. B, spelled out in the kernel, has kBlock and kLeast,
+// the least magnitude that counts. All lanes of the head call it.
 template <typename B, typename H>
 __device__ __forceinline__ void store_packed_blocks(uint8_t* out, float* scales, Head<H>& x, uint32_t lane) {
   using W = HeadLayout<H>;

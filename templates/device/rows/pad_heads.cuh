@@ -3,7 +3,8 @@
 
 #include "new_rows.cuh"
 
-// Of each row that is not padding, kCount elements from kBegin on become 0, kWidth an access. P, spelled out in the kernel, has these.
+// In each row that is not padding, kCount elements from kBegin on become 0, kWidth an access. P, a struct of the kernel, has
+// these.
 template <typename P, uint32_t kThreads, typename Out, typename Row>
 __device__ __forceinline__ void store_pad_heads(const Out& out, const Row* row_states, uint32_t rows) {
   constexpr uint32_t kVectors = P::kCount / P::kWidth;

@@ -1,15 +1,16 @@
 // Tokens pooled into entries of the cache: a softmax over an entry's tokens, channel by channel, by the scores of a gate.
 //
-// Entry j has tokens [j * kRate, (j + 1) * kRate), and with kOverlap those of entry j - 1 before them: of their rows the first kDim
-// columns count, of its own tokens' the second kDim. Tokens before 0 do not count. A row is kv and score, kColumns f32 each: of
-// tokens of this step the call's arrays have it, of earlier ones a state page of kTokens rows.
+// Entry j has tokens [j * kRate, (j + 1) * kRate), and with kOverlap those of entry j - 1 before them: of their rows the first
+// kDim columns count, of its own tokens' the second kDim. Tokens before 0 do not count. A row is kv and score, kColumns f32 each:
+// of tokens of this step the call's arrays have it, of earlier ones a state page of kTokens rows.
 //
 // A ring has one page a request, and token p its row p % kTokens. A step of more rows than the ring has leaves no order between
-// blocks in which one reads old rows and others store new ones there: the block that emits the step's first entry, the only reader of
-// them, then stores those rows as well (defers), and the second entry, which reads some of the same rows, is emitted by it, too.
+// blocks in which one reads old rows and others store new ones there: the block that emits the step's first entry, the only
+// reader of them, then stores those rows as well (defers), and the second entry, which reads some of the same rows, is emitted by
+// it, too.
 //
-// P, spelled out in the kernel, has those numbers; kGroups groups of kDim / 4 threads, kBatch tokens of a group in flight; kDrafts,
-// the last tokens of a step that a later one may take back; kRowStride, f32 from a row of a page to the next one.
+// P, spelled out in the kernel, has those numbers; kGroups groups of kDim / 4 threads, kBatch tokens of a group in flight;
+// kDrafts, the last tokens of a step that a later one may take back; kRowStride, f32 from a row of a page to the next one.
 #pragma once
 
 #include "heads.cuh"
@@ -45,8 +46,9 @@ __device__ __forceinline__ StatePage state_page(float* kv, int64_t kv_stride, fl
   return {kv + (int64_t)id * kv_stride, score + (int64_t)id * score_stride};
 }
 
-// What a block does for its token `position` of request b, whose tokens [begin, end) are this step's, token `begin` being row `row`: it
-// emits `entries` entries from `entry` on, and stores the token's row where `keeps`. `missing`: a state page that an entry needs is.
+// A block's task for its token `position` of request b. Tokens [begin, end) are this step's; token `begin` is row `row`. The
+// block stores `entries` entries from `entry` on and, if `keeps`, the token's row. `missing`: a state page that an entry needs is
+// missing.
 struct PoolTask {
   uint32_t b, position, begin, end, row, entry, entries, from;
   bool known, emits, keeps, missing;
@@ -68,14 +70,14 @@ __device__ __forceinline__ PoolTask pool_task(const NewRow& row, const RowRange&
   return task;
 }
 
-// Whether this step stores rows where it reads others.
+// True if this step stores rows where it reads others.
 template <typename P>
 __device__ __forceinline__ bool laps(const PoolTask& task) {
   const uint32_t first = task.begin / P::kRate;
   return P::kRing && task.end / P::kRate > first && task.end - PoolSizes<P>::first_token(first) > P::kTokens;
 }
 
-// Whether the row of token `q` of this step goes where an older row is read.
+// True if the row of token `q` of this step goes where an older row is read.
 template <typename P>
 __device__ __forceinline__ bool defers(const PoolTask& task, uint32_t q) {
   const uint32_t from = PoolSizes<P>::first_token(task.begin / P::kRate);
@@ -91,7 +93,7 @@ __device__ __forceinline__ void share_entries(PoolTask& task) {
   if (task.entry == first + 1) task.entries = 0;
 }
 
-// Whether a block reads or stores rows in its page `i`, counted from the one of token `from`; in a ring there is one.
+// True if a block reads or stores rows in its page `i`, counted from the one of token `from`; in a ring there is one.
 template <typename P>
 __device__ __forceinline__ bool reads_page(const PoolTask& task, uint32_t i) {
   if (!task.emits || task.from >= task.begin) return false;
@@ -123,7 +125,8 @@ struct PoolRows {
   int64_t kv_stride, gate_stride;
 };
 
-// Columns [column, column + 4) of a new row: kv, and the gate plus what positions add (`added`, kColumns a token of an entry, or null).
+// Columns [column, column + 4) of a new row: kv, and the gate plus what positions add (`added`, kColumns a token of an entry, or
+// null).
 template <typename P, typename T>
 __device__ __forceinline__ void load_new(Vec<float, 4>& kv, Vec<float, 4>& score, const PoolRows<T>& in, const float* added, uint32_t row,
                                          uint32_t token, uint32_t column) {
@@ -155,8 +158,8 @@ __device__ __forceinline__ void store_state_row(const PoolRows<T>& in, const flo
   }
 }
 
-// The rows that were deferred: of the places of old rows that this step reads, the last token that goes to each. Four accesses a thread
-// are under way at once.
+// The rows that were deferred: of the places of old rows that this step reads, the last token that goes to each. Four accesses a
+// thread are under way at once.
 template <typename P, uint32_t kThreads, typename T>
 __device__ __forceinline__ void store_deferred_rows(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task) {
   constexpr uint32_t kVectors = PoolSizes<P>::kColumns / 4;
@@ -189,7 +192,8 @@ struct PoolBatch {
   Vec<float, 4> kv[P::kBatch], score[P::kBatch], more[P::kBatch];  // of this step's rows first as T, in the first words
   bool counts[P::kBatch], fresh[P::kBatch];
 
-  // Tokens k0, k0 + 1, ... of entry `entry`, counted from the first one of its softmax. In place of one before token 0 another is read.
+  // Tokens k0, k0 + 1, ... of entry `entry`, counted from the first one of its softmax. In place of one before token 0 another is
+  // read.
   __device__ __forceinline__ void load_tokens(const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                               uint32_t entry, uint32_t k0, uint32_t dim) {
 #pragma unroll
@@ -230,7 +234,7 @@ struct PoolBatch {
   }
 };
 
-// What a thread has of four channels: the largest score, the sum of the weights relative to it, and of the weighted kv.
+// A thread's sums of four channels: the largest score, the sum of the weights relative to it, and the sum of the weighted kv.
 struct PoolSums {
   float max[4], sum[4], kv[4];
 
@@ -270,8 +274,8 @@ __device__ __forceinline__ void load_old(Vec<float, 4> (&kv)[kCount], Vec<float,
   }
 }
 
-// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time where they are all rows of
-// earlier steps, as in a step of a token.
+// The sums of the thread's group over its tokens of an entry, four channels from `dim` on. Two batches at a time where they are
+// all rows of earlier steps, as in a step of a token.
 template <typename P, typename T>
 __device__ __forceinline__ void pool_tokens(PoolSums& out, const PoolRows<T>& in, const float* added, const StatePage* pages, const PoolTask& task,
                                             uint32_t entry, uint32_t group, uint32_t dim) {
@@ -346,7 +350,7 @@ __device__ __forceinline__ float warp_squares(const float (&x)[4]) {
   return reduce_sum<32>(fmaf(x[3], x[3], fmaf(x[2], x[2], fmaf(x[1], x[1], x[0] * x[0]))), 0xffffffffu);
 }
 
-// What RMS norm multiplies a row of `count` channels by; `squares` has the sum of each of kWarps warps.
+// The factor of RMS norm of a row of `count` channels; `squares` has the sum of each of kWarps warps.
 template <uint32_t kWarps>
 __device__ __forceinline__ float channels_factor(const float (&squares)[kWarps], float count, float eps) {
   float sum = squares[0];

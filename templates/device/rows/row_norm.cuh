@@ -3,7 +3,7 @@
 
 #include "heads.cuh"
 
-// What a warp sums up of a row whose norm is over all heads: the squares of kCount neighbours, N elements an access. All lanes get it.
+// A warp's sum of squares of a row whose norm is over all heads: kCount neighbours, N elements an access. All lanes get it.
 template <uint32_t kCount, uint32_t N, typename T>
 __device__ __forceinline__ float row_squares(const T* row) {
   float sum = 0.0f;
@@ -16,7 +16,7 @@ __device__ __forceinline__ float row_squares(const T* row) {
   return reduce_sum<32>(sum, 0xffffffffu);
 }
 
-// The same of row + bias.
+// The sum of squares of row + bias.
 template <uint32_t kCount, uint32_t N, typename T>
 __device__ __forceinline__ float row_squares(const T* row, const T* bias) {
   float sum = 0.0f;
@@ -33,7 +33,7 @@ __device__ __forceinline__ float row_squares(const T* row, const T* bias) {
   return reduce_sum<32>(sum, 0xffffffffu);
 }
 
-// The same of a stored row: segment S of kCount / S::kSize heads; 0 where its page has null pointers.
+// The sum of squares of a stored row: segment S of kCount / S::kSize heads; 0 if its page has null pointers.
 template <typename S, uint32_t kCount, uint32_t N, typename Cache, typename Slot>
 __device__ __forceinline__ float stored_row_squares(const Cache& cache, const Slot& at) {
   float sum = 0.0f;

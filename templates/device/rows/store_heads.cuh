@@ -16,7 +16,7 @@ __device__ __forceinline__ void store_q_out(T* out, Head<H>& x, RowState state, 
   });
 }
 
-// The same as codes of x / *q_scale; no q_scale: of x.
+// store_q_out as codes of x / *q_scale; without q_scale, codes of x.
 template <typename T, typename H>
 __device__ __forceinline__ void store_q_codes(T* out, Head<H>& x, RowState state, const float* q_scale, uint32_t lane) {
   if (state == RowState::padding) return;

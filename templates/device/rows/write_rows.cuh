@@ -1,8 +1,8 @@
 // Rows of a block into the cache: copied or cast, quantized by blocks, or into the tail of a residual.
 //
 // `from[row]` is where row `row` of the block begins: Rows, PaddedRows, or a tile in shared memory. A `W` struct, spelled out in
-// the kernel, names the segment `Stored` and kHeads heads of a row that are kHeadStride elements apart, stored from element kBegin of
-// each on; head 0 of them is head `head0` of the cache. `cache_slots[row]` has the row's page and token.
+// the kernel, names the segment `Stored` and kHeads heads of a row that are kHeadStride elements apart, stored from element
+// kBegin of each on; head 0 of them is head `head0` of the cache. `cache_slots[row]` has the row's page and token.
 // A row whose page has null pointers is not stored.
 #pragma once
 
@@ -31,7 +31,7 @@ struct Rows {
   __device__ __forceinline__ T* operator[](uint32_t row) const { return base + (int64_t)(first + row) * stride; }
 };
 
-// The same where requests of padded_rows rows are `stride` elements apart, and rows of a request `elements`.
+// Rows of requests of padded_rows rows each: requests are `stride` elements apart, rows of a request `elements`.
 template <typename T>
 struct PaddedRows {
   T* base;
@@ -70,13 +70,13 @@ __device__ __forceinline__ void store_vectors(const Cache& cache, const From& fr
   }
 }
 
-// The same, neighbouring threads having neighbouring vectors of a row.
+// Stores rows; neighbouring threads have neighbouring vectors of a row.
 template <typename W, uint32_t kThreads, typename Cache, typename From, typename Slot>
 __device__ __forceinline__ void store_rows(const Cache& cache, const From& from, const Slot* cache_slots, uint32_t rows, uint32_t head0 = 0) {
   store_vectors<W, kThreads, false>(cache, from, cache_slots, rows, head0);
 }
 
-// The same, neighbouring threads having neighbouring tokens, whose vectors lie side by side in the cache.
+// Stores rows; neighbouring threads have neighbouring tokens, whose vectors lie side by side in the cache.
 template <typename W, uint32_t kThreads, typename Cache, typename From, typename Slot>
 __device__ __forceinline__ void store_rows_by_token(const Cache& cache, const From& from, const Slot* cache_slots, uint32_t rows, uint32_t head0 = 0) {
   store_vectors<W, kThreads, true>(cache, from, cache_slots, rows, head0);
@@ -106,8 +106,8 @@ __device__ __forceinline__ void store_tails(const Cache& cache, const From& from
   }
 }
 
-// Blocks of S::kBlockHeads heads x S::kBlockDims dims that share a scale, W::kBlocks a row; W::kLanes lanes have a block, W::kChunks
-// accesses of W::kWidth elements each.
+// Blocks of S::kBlockHeads heads x S::kBlockDims dims that share a scale, W::kBlocks a row; W::kLanes lanes have a block,
+// W::kChunks accesses of W::kWidth elements each.
 template <typename W>
 struct RowBlocks {
   using S = typename W::Stored;
@@ -176,8 +176,8 @@ __device__ __forceinline__ void store_row_codes(const Cache& cache, const From& 
   }
 }
 
-// Their scales, of kRows rows at most, into the cache: thread i has number W::scale_at(i) (block by block, a zero point behind its
-// scale) of row W::scale_row(i); there is none of these for one number or one row.
+// Their scales, of kRows rows at most, into the cache: thread i has number W::scale_at(i) (block by block, a zero point behind
+// its scale) of row W::scale_row(i); there is none of these for one number or one row.
 template <typename W, uint32_t kThreads, typename Cache, typename Slot, uint32_t kRows, uint32_t kNumbers>
 __device__ __forceinline__ void store_row_scales(const Cache& cache, const Slot (&cache_slots)[kRows], uint32_t rows,
                                                  const typename W::Stored::Scale (&scales)[kRows][kNumbers], uint32_t head0 = 0) {

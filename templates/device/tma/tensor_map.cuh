@@ -1,4 +1,4 @@
-// What kernels with tensor copies (TMA) take, and those that stand in for them on older architectures.
+// Tensor maps: arguments of kernels with tensor copies (TMA), and of their counterparts for older architectures.
 #pragma once
 
 // The 128 bytes of kvgen.runtime.tensor_map.encode. A kernel takes it as `const __grid_constant__ TensorMap`.

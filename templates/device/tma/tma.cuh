@@ -4,7 +4,7 @@
 
 #include "tensor_map.cuh"
 
-// What L2 is to think of the lines: the policies that createpolicy would make, as every driver encodes them.
+// L2 policies of lines: the policies that createpolicy would make, as every driver encodes them.
 enum class CacheHint : uint64_t {
   normal = 0x1000000000000000,
   evict_first = 0x12f0000000000000,  // read once
@@ -52,7 +52,7 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap* map, uint64_
                "l"(map), "r"(shared_address(bar)), "l"((uint64_t)hint), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                : "memory");
 }
-// The same box to the same place in each block of the cluster whose bit is set, and to the barrier there.
+// Loads a box to the same place in each block of the cluster whose bit is set, and signals the barrier there.
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap* map, uint64_t* bar, CacheHint hint,
     uint16_t blocks, int32_t c0) {
   asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"

@@ -18,7 +18,7 @@ template <typename T, uint32_t kSwizzle, uint32_t kRows, uint32_t kGran>
 __device__ __forceinline__ constexpr uint32_t tile_offset(uint32_t row, uint32_t column) {
   return swizzle<kSwizzle>(((column / kGran * kRows + row) * kGran + column % kGran) * (uint32_t)sizeof(T));
 }
-// The same for a row-major folded tile of BK columns: groups of 8 rows, all chunks of a group together.
+// The offset in a row-major folded tile of BK columns: groups of 8 rows, all chunks of a group together.
 template <typename T, uint32_t kSwizzle, uint32_t BK, uint32_t kGran>
 __device__ __forceinline__ constexpr uint32_t row_major_offset(uint32_t row, uint32_t column) {
   return swizzle<kSwizzle>((row / 8 * 8 * BK + column / kGran * 8 * kGran + row % 8 * kGran + column % kGran) * (uint32_t)sizeof(T));
@@ -56,7 +56,7 @@ __device__ __forceinline__ void tma_load_rope_tile(T* to, const TensorMap* map, 
     int32_t head, CacheHint hint = CacheHint::normal) {
   tma_load_split_tile<BN, BK, kGran>(to, map, bar, row, head, 0, hint);
 }
-// Of a PageView: rows from `token` of `page` on; past the page's last token they are filled.
+// Loads from a PageView: rows from `token` of `page` on; rows past the page's last token are filled.
 template <uint32_t BN, uint32_t BK, uint32_t kGran, typename T>
 __device__ __forceinline__ void tma_load_page_tile(T* to, const TensorMap* map, uint64_t* bar, int32_t token,
     int32_t page, int32_t head, int32_t depth, CacheHint hint = CacheHint::normal) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void tma_load_paged_tile(T* to, const TensorMap* map,
     }
   }
 }
-// The same of a PageView: sub-page p is page pages[p], from its first token on.
+// Loads sub-pages from a PageView: sub-page p is page pages[p], from its first token on.
 template <uint32_t kRows, uint32_t kIssueRows, uint32_t BK, uint32_t kGran, bool kFill = false, typename T>
 __device__ __forceinline__ void tma_load_pages_tile(T* to, const TensorMap* map, uint64_t* bar,
     const uint32_t* pages, uint32_t valid, int32_t head, int32_t depth, CacheHint hint = CacheHint::normal) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void tma_load_pages_tile(T* to, const TensorMap* map,
     }
   }
 }
-// The same of a row-major folded plan: one copy for each sub-page, whose rows start at multiples of 8.
+// Loads sub-pages by a row-major folded plan: one copy for each sub-page, whose rows start at multiples of 8.
 template <uint32_t kRows, uint32_t kIssueRows, uint32_t BK, uint32_t kGran, bool kFill = false, typename T>
 __device__ __forceinline__ void tma_load_paged_row_major_tile(T* to, const TensorMap* map, uint64_t* bar,
     const uint32_t* rows, uint32_t valid, int32_t head, int32_t depth, CacheHint hint = CacheHint::normal) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ void tma_store_ragged_tile(const TensorMap* map, cons
     if constexpr (kGroup > 1) tma_store(map, chunk, hint, column, 0, start, merged);
   }
 }
-// The same of a plan with `blocks`: all chunks by one copy.
+// Stores by a plan with `blocks`: all chunks by one copy.
 template <uint32_t BM, uint32_t kGran, uint32_t kGroup = 1, typename T>
 __device__ __forceinline__ void tma_store_ragged_blocks(const TensorMap* map, const T* from, int32_t row,
     int32_t valid, int32_t heads, int32_t head, int32_t depth, CacheHint hint = CacheHint::normal) {
