@@ -54,7 +54,7 @@ struct CacheRole {
   __device__ static int64_t scale_page_stride(const Cache& cache) { return Main::scale_page_stride(cache); }
 };
 
-// Of a cache without V, whose cache.cuh has no get_value_cache of its own.
+// A cache without V has no get_value_cache of its own.
 template <typename Cache>
 __device__ void get_value_cache(const Cache&) {
   static_assert(kNever<Cache>, "get_value_cache: this cache stores K only; where rows are latent, V is their first dims");

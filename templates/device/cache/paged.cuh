@@ -1,4 +1,4 @@
-// What caches of tokens share. cache.cuh has the struct's fields, what a page is (PageRef), and the segments K and V; its struct
+// The base of caches of tokens. cache.cuh has the struct's fields, what a page is (PageRef), and the segments K and V; its struct
 // derives from PagedCache, or from TailedCache where K's newest tokens wait in a tail until they are quantized.
 //
 // Two levels: page(b, i) looks a page up and checks its ids once; below it, the places of elements and scales inside the page are
@@ -36,7 +36,7 @@ struct PageId {
   __device__ static auto nth_page(const Cache& cache, uint32_t n) { return cache.page_at(n); }
 };
 
-// The same of K's page and of V's.
+// The ids of K's page and of V's.
 template <typename T, uint32_t kPages = 1>
 struct KvPageIds {
   static constexpr T kNone = (T)-1;
@@ -54,7 +54,7 @@ struct KvPageIds {
   __device__ static auto nth_page(const Cache& cache, uint32_t n) { return cache.page_at(n, n); }
 };
 
-// The same of a page of values, and of one of their scales.
+// The ids of a page of values, and of one of their scales.
 template <typename T, uint32_t kPages = 1>
 struct ScaledPageIds {
   static constexpr T kNone = (T)-1;
@@ -79,7 +79,7 @@ struct TableSlice {
   Fault past;
 };
 
-// What most forms of page tables have in common (device/cache/tables/): lengths are an array, and all tokens stay. A form says
+// The base of page tables (device/cache/tables/): lengths are an array, and all tokens stay. A form says
 // besides holds(), list() and ids().
 template <typename PageIds>
 struct TableBase {
@@ -119,18 +119,18 @@ struct PageLookUp {
   // The oldest of n tokens that the cache still holds.
   __device__ static constexpr uint32_t first_token(uint32_t n) { return Table::first_token(n); }
 
-  // Whether the table of request b has a page for every token in [first, n).
+  // True where the table of request b has a page for every token in [first, n).
   __device__ bool holds(uint32_t b, uint32_t first, uint32_t n) const {
     return Table::holds((const Cache&)*this, b, first, n / Cache::kRate);
   }
 
-  // Whether a page of the table can still hold this token.
+  // True where a page of the table can still hold this token.
   __device__ bool stored(uint32_t b, uint32_t token) const { return Table::stored((const Cache&)*this, b, token); }
 
-  // Whether a write of tokens up to `last` leaves the page of `token` to it.
+  // True where a write of tokens up to `last` leaves the page of `token` to it.
   __device__ bool keeps(uint32_t token, uint32_t last) const { return Table::keeps((const Cache&)*this, token, last); }
 
-  // Whether the table has a place for this token that no other token holds, tokens of this step included.
+  // True where the table has a place for this token that no other token holds, tokens of this step included.
   __device__ bool reaches(uint32_t b, uint32_t token) const { return Table::reaches((const Cache&)*this, b, token); }
 
   // Page n of every pool.

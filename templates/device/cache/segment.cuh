@@ -19,7 +19,7 @@ enum class Recipe : uint32_t {
   nvfp4_global,  // e4m3 scales under an f32 scale of the caller's
 };
 
-// What a segment whose elements have no scales says of them.
+// The part of a segment that speaks of scales, for elements without any.
 struct NoScales {
   using Scale = float;
   using ScalePointer = Scale*;

@@ -17,7 +17,7 @@ struct DenseTable : TableBase<PageIds> {
   }
 };
 
-// The same with a second table, which has the pages of scales.
+// A dense table beside a second one, which has the pages of scales.
 template <typename PageIds>
 struct DenseTables : DenseTable<PageIds> {
   struct List : TableSlice {
