@@ -99,7 +99,7 @@ class Call:
 
     @property
     def arrays(self) -> list[Array]:
-        """The parameters of the call's arrays, from the kernel's table."""
+        """The arrays of the call, as the kernel's table has them."""
         return [p for p in self.kernel.arguments if isinstance(p, Array)]
 
     def memory(self) -> Iterator[tuple[str, ArrayView, bool]]:
@@ -155,7 +155,7 @@ def workspace_at(op: Any, pointer: int, device: str = "cpu") -> Workspace:
 
 
 def with_pointer(given: Any, pointer: int) -> Any:
-    """A copy of the argument somewhere else; a workspace is moved itself."""
+    """An argument at another address; a workspace is moved itself."""
     if isinstance(given, Workspace):
         given.view = given.view._replace(pointer=pointer)
         return given
