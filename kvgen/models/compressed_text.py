@@ -282,7 +282,8 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
 
 
 def _scoring(facts: Checkpoint, kind: Any) -> tuple[str, Group]:
-    """The operation that scores a kind's entries, and its name: all entries, with a maximum a block where later layers score the best blocks
+    """The operation that scores a kind's entries, and its name: all entries, with a maximum a block where later layers score
+    the best blocks
     alone; or those of listed blocks."""
     block = kind.compressed.indexer.candidate_block
     if block is not None:
