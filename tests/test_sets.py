@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from kvgen.codegen.emit import kernel_files
+from kvgen.cli.candidates import others
+from kvgen.codegen.emit import kernel_files, render_all
 from kvgen.paths import templates_root
 from tests import sets
 from tests.compile.test_sass import needs_tool
@@ -49,6 +52,15 @@ def test_recording_compiles_what_changed_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recorder, "compare", lambda item, whole: {})
     found, _, compiled = recorder.brought_up(before, candidates, every=False)
     assert asked == [{changed, new}] and compiled == 2 and found == record
+
+
+def test_kernels_that_were_not_chosen_bring_their_headers() -> None:
+    """A set's own files lack headers that only another candidate includes."""
+    (item,) = (item for item in sets.loaded() if item.kernels.name == "deepseek_v4_flash_tp4")
+    files = render_all([item])
+    found = others(item, files, sets.OUT)
+    included = {path for other in found for path in re.findall(r'#line 1 "generated/(device/[^"]+)"', other.unit.text)}
+    assert found and not included <= files.keys()
 
 
 def test_no_set_has_a_name_that_another_one_has() -> None:

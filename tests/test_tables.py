@@ -101,7 +101,7 @@ def names(*nodes: ast.AST) -> set[str]:
 
 
 def asks(node: ast.AST) -> bool:
-    """Whether it asks for the class of a table or a cache: isinstance, a class pattern, `type(x) is C`, `table.kind == ...`."""
+    """True where it asks for the class of a table or cache: isinstance, a class pattern, `type(x) is C`, `table.kind == ...`."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
         return bool(names(*node.args[1:]) & CLASSES)
     if isinstance(node, ast.MatchClass):

@@ -291,16 +291,16 @@ def load_and_render(config: Config) -> tuple[list[LoadedSet], dict[str, File]]:
 
 
 def unit_of(loaded: LoadedSet, files: Mapping[str, File], prefix: str, plan: KernelPlan, name: str) -> Unit:
-    """A kernel that is no file of the set, beside its files: what NVRTC compiles, called `name`."""
+    """A kernel that is no file of the set, beside its files: the text for NVRTC, called `name`. It may include headers of the
+    device library that no file of the set includes."""
     from kvgen.compile import Unit
     from kvgen.compile.flatten import flatten
 
     own = loaded.kernels.name
     path = f"{own}/{plan.name}.cu"
-    text = _kernel(path, loaded, plan).text
-    flat = flatten(
-        f"{prefix}/{path}", lambda p: text if p == f"{prefix}/{path}" else files[p.removeprefix(f"{prefix}/")].text
-    )
+    kernel = {path: _kernel(path, loaded, plan)}
+    known = {**files, **device_headers(kernel), **kernel}
+    flat = flatten(f"{prefix}/{path}", lambda p: known[p.removeprefix(f"{prefix}/")].text)
     return Unit(f"{own}/{name}", plan.entry, flat)
 
 

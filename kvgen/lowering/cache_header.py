@@ -134,8 +134,13 @@ def roles(cache: LoweredCache) -> tuple[RoleContext, ...]:
 
 
 def _in_pool(cache: Cache, scales: Scales) -> bool:
-    """Whether scales lie in a tensor of their own, a scale a token at least."""
+    """True where scales lie in a tensor of their own, a scale a token at least."""
     return bool(scales.base) and cache.storage.base(scales.base).tensor.endswith("scales") and scales.block[0] == 1
+
+
+def _heads(cache: Cache) -> str:
+    """The number of KV heads in a sentence."""
+    return "1 head" if cache.kv_heads == 1 else f"{cache.kv_heads} heads"
 
 
 def _summary(cache: Cache) -> str:
@@ -147,9 +152,7 @@ def _summary(cache: Cache) -> str:
         if segment.scales is not None:
             text += f" with {segment.scales.dtype.name} scales"
         kinds.append(text)
-    return (
-        f"{' and '.join(dict.fromkeys(kinds))}, {cache.kv_heads} heads x {dims}, {place}, {cache.page_table.kind} table"
-    )
+    return f"{' and '.join(dict.fromkeys(kinds))}, {_heads(cache)} x {dims}, {place}, {cache.page_table.kind} table"
 
 
 def _ids_type(ids: tuple[str, ...], multiplier: int) -> str:

@@ -13,7 +13,7 @@ from kvgen.schema.state import State
 
 @dataclass(frozen=True)
 class CacheKind:
-    """What a kind of cache says of itself.
+    """The names and words of a kind of cache.
 
     `name` is what generated caches are told, `unit` what ids count; `page_size` is 0 without pages. `one_page`: all tokens
     of a request lie in one. `table_field` is the spec's field behind the element type of the table. `place` says in a few
@@ -33,7 +33,9 @@ def cache_kind(cache: AnyCache) -> CacheKind:
     """The kind of a cache: the only place of lowering that asks for its class."""
     if isinstance(cache, Paged):
         held = (
-            f"{cache.page_size} tokens" if cache.rate == 1 else f"{cache.page_size} entries of {cache.rate} tokens each"
+            f"{cache.page_size} token{'s' * (cache.page_size != 1)}"
+            if cache.rate == 1
+            else f"{cache.page_size} entries of {cache.rate} tokens each"
         )
         place, sentence = f"pages of {held}", f"pages hold {held}"
         return CacheKind("paged", "pages", "table.dtype", place, sentence, page_size=cache.page_size)

@@ -96,7 +96,7 @@ _LONGEST: Final = ("max_seq_length: int | None = None", "max_cache_length: int |
 
 
 def _imports(plans: Iterable[tuple[KernelPlan, ...]]) -> str:
-    """What the module takes from kvgen.runtime."""
+    """The names that the module imports from kvgen.runtime."""
     kernels = [plan for group in plans for plan in group]
     params = [p for plan in kernels for p in plan.params]
     found = {"ArrayLike", "Bound", "at_once"}
@@ -184,12 +184,12 @@ def _argument(p: Param | Field) -> ArgumentContext:
 
 
 def _called(plan: KernelPlan) -> tuple[Param, ...]:
-    """What the call brings."""
+    """The parameters that a call brings."""
     return tuple(p for p in plan.params if is_argument(p))
 
 
 def _required_first(plan: KernelPlan) -> list[Param]:
-    """What the call brings, in the order of the launcher's arguments."""
+    """The parameters that a call brings, in the order of the launcher's arguments."""
     called = _called(plan)
     return [p for p in called if not _argument(p).optional] + [p for p in called if _argument(p).optional]
 

@@ -108,7 +108,7 @@ def op_title(op: Op) -> str:
 
 
 def takes_pages(plans: Mapping[str, tuple[KernelPlan, ...]]) -> bool:
-    """Whether a call brings pages of memory beside the cache: the package then has a class `Pages`."""
+    """True where a call brings pages of memory beside the cache: the package then has a class `Pages`."""
     return any(
         isinstance(p, PagePool) and p.argument for group in plans.values() for plan in group for p in plan.params
     )

@@ -103,7 +103,7 @@ def tensor_text(cache: Cache, tensor: PoolTensor) -> str:
 
 
 def _is_swizzled(cache: Cache, bases: tuple[str, ...]) -> bool:
-    """Whether values behind one of these page pointers are."""
+    """True where values behind one of these page pointers are swizzled."""
     segments = (s for parts in cache.storage.roles.values() for s in parts)
     return any(s.base in bases and s.region.swizzle is not None for s in segments)
 

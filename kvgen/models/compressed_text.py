@@ -191,7 +191,7 @@ def _norm(kind: LayerFacts, over: Literal["head", "row"] = "head") -> Group:
 
 
 def _read(kind: LayerFacts) -> str:
-    """What tells attention of different kinds apart: the entries that it reads."""
+    """The entries that attention of a kind reads: they tell kinds apart."""
     return "" if kind.compressed is None else str(kind.compressed.rate)
 
 
@@ -241,7 +241,7 @@ def _entries(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], nam
 
 
 def _listing(kind: Any) -> tuple[str, Group]:
-    """What makes a list of a kind's picks, and its name: they count entries, or columns of the lists of blocks."""
+    """The operation that makes a list of a kind's picks, and its name: picks count entries, or columns of the lists of blocks."""
     fields: _Fields = [("counts=", literal(True)), ("unseen=", literal("drop"))]
     block = kind.compressed.indexer.candidate_block
     if block is None:
@@ -251,12 +251,12 @@ def _listing(kind: Any) -> tuple[str, Group]:
 
 
 def _lists(kind: LayerFacts) -> bool:
-    """Whether these layers make a list of their entries: not where they take another layer's."""
+    """These layers make a list of their entries: not where they take another layer's."""
     return _scores(kind) or (kind.compressed is not None and kind.compressed.indexer is None)
 
 
 def _scores(kind: LayerFacts) -> bool:
-    """Whether these layers have an indexer of their own."""
+    """These layers have an indexer of their own."""
     index = kind.compressed.indexer if kind.compressed is not None else None
     return index is not None and index.source is None
 
@@ -282,7 +282,8 @@ def _keys(facts: Checkpoint, kind: Any, preset: str, arch: Sequence[str], name: 
 
 
 def _scoring(facts: Checkpoint, kind: Any) -> tuple[str, Group]:
-    """What scores a kind's entries, and its name: all entries, with a maximum a block where later layers score the best blocks
+    """The operation that scores a kind's entries, and its name: all entries, with a maximum a block where later layers score
+    the best blocks
     alone; or those of listed blocks."""
     block = kind.compressed.indexer.candidate_block
     if block is not None:

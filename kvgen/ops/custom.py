@@ -57,7 +57,7 @@ class Custom(Op):
     """Folders of headers of your own, relative to the spec's folder and inside the project. What the kernel includes from them
     is copied below the set's `include/`, so a generated package needs none of them."""
     params: tuple[SerializeAsAny[Argument], ...] = Field(default=(), strict=False)
-    """What the kernel takes behind the cache, in the kernel's order: Array, Scalar, Size and TensorMap."""
+    """Parameters of the kernel behind the cache, in the kernel's order: Array, Scalar, Size and TensorMap."""
     grid: tuple[Rule, ...] = Field(min_length=1, max_length=3, strict=False)
     """Blocks of the launch along x, y and z: one to three rules, as in ("ceil_div(T, 4)", "kv_heads")."""
     threads: int = Field(default=128, ge=1, le=1024)
@@ -173,7 +173,7 @@ class Custom(Op):
         return self.doc.strip() or f"The kernel {self.name} of {self._source.path}."
 
     def check(self, kernels: KernelSet) -> None:
-        """What only the cache tells: the names in shapes, sizes and grid."""
+        """Check what only the cache tells: the names in shapes, sizes and grid."""
         taken = {t.name for t in kernels.cache.storage.tensors} | {f.name for f in lower_pages(kernels.cache).fields}
         twice = sorted(p.name for p in self.params if p.name in taken)
         if twice:

@@ -82,7 +82,7 @@ class IndexerQuery(Op):
     amax_min: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """The least that counts as a head's (or block's) largest magnitude. None: 1e-4; 6 * 2^-126 over keys of e2m1."""
     factor: Annotated[float, Field(gt=0.0)] | None = None
-    """What all weights are multiplied by. None: head_dim ** -0.5 * q_heads ** -0.5."""
+    """Factor of all weights. None: head_dim ** -0.5 * q_heads ** -0.5."""
     weights_dtype: Literal["f32", "same"] = "f32"
     """Element type of `weights`: "f32", or "same" as the cache's `dtype`."""
     index_dtype: IndexName | None = None
@@ -90,7 +90,7 @@ class IndexerQuery(Op):
 
     @property
     def description(self) -> str:
-        """What this one does, of all that one could."""
+        """The launcher's docstring: the operation, with the choices that its spec makes."""
         done = [*(["RoPE"] if self.rope is not None else []), *(["the Hadamard transform"] if self.hadamard else [])]
         first = f"{' and '.join(done)}, then " if done else ""
         return (
@@ -143,7 +143,7 @@ class IndexerQuery(Op):
                 )
 
     def weight_factor(self, kernels: KernelSet) -> float:
-        """What all weights are multiplied by."""
+        """Factor of all weights."""
         return self.factor if self.factor is not None else (kernels.kv.head_dim * kernels.q_heads) ** -0.5
 
     def least(self, kernels: KernelSet) -> float:
@@ -278,6 +278,6 @@ class IndexerQuery(Op):
 
 
 def _packed(kernels: KernelSet) -> bool:
-    """Whether keys are e2m1."""
+    """Keys are e2m1."""
     quant = kernels.kv.quants["k"]
     return quant is not None and quant.codes.packed

@@ -70,15 +70,15 @@ class PoolTokens(Op):
     hadamard: Literal["k"] | None = None
     """"k": Hadamard transform of an entry, the last step before it is rounded or quantized, as in append. None: no transform."""
     pooled_dtype: Literal["f32", "same"] = "f32"
-    """What a pooled row is rounded to before its norm: "f32", not at all (vLLM); "same" as the cache's `dtype` (DeepSeek's
+    """Rounding of a pooled row before its norm: "f32", not at all (vLLM); "same" as the cache's `dtype` (DeepSeek's
     own).
     """
     normed_dtype: Literal["f32", "same", "same_unrotated"] = "f32"
-    """What it is rounded to before RoPE and quantization: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's own);
+    """Rounding of a pooled row before RoPE and quantization: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's own);
     "same_unrotated", only where RoPE does not turn it (vLLM V4).
     """
     rotated_dtype: Literal["f32", "same"] = "f32"
-    """What it is rounded to after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
+    """Rounding of a pooled row after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
     own, where codes are chosen of what turns). It takes normed_dtype="same".
     """
     latent_out: bool = False

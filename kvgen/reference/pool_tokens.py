@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pooling:
-    """What makes an entry: `rate` tokens, with `overlap` those of the entry before as well; what rows are rounded to on the way
+    """How an entry is made: `rate` tokens, with `overlap` those of the entry before as well; what rows are rounded to on the way
     to the cache; `drafts` tokens of a step may be taken back."""
 
     rate: int
@@ -72,7 +72,7 @@ class PoolState:
 
 @dataclass(frozen=True)
 class PooledStep:
-    """What a step makes: where each row's entry goes (padding: the row emits none), the entries `[T, 1, d]` before RoPE and as
+    """The results of a step: where each row's entry goes (padding: the row emits none), the entries `[T, 1, d]` before RoPE and as
     they are stored, the rows of entries that are not known, and the error word."""
 
     found: list[NewRow]
@@ -195,7 +195,7 @@ def pool_tokens(
     angles: Any = None,
     limit: int = 2**24,
 ) -> PooledStep:
-    """What a step of rows `[T, columns]` makes of its tokens; `state` becomes what it leaves for the next one.
+    """The results of a step of rows `[T, columns]`; `state` becomes what it leaves for the next one.
 
     `table` counts entries in pages, lengths in tokens. `kind` is the cache's dtype, `latent` the part of a latent row that does
     not turn; positions at or past `limit` have no angle; `angles` is a table of them.

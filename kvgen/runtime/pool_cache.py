@@ -1,4 +1,4 @@
-"""What cache objects of every kind have in common: pools and tables as views, checked once; a struct a layer."""
+"""The base of cache objects of every kind: pools and tables as views, checked once; a struct a layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvgen.runtime.wrong_call import explained
 
 
 class PoolCache:
-    """What generated caches share, of tokens and of states; they give `MODULE`, `TENSORS`, `FIELDS` and `PAGE_TOKENS`.
+    """The base of generated caches, of tokens and of states, which give `MODULE`, `TENSORS`, `FIELDS` and `PAGE_TOKENS`.
 
     `FIELDS` is the struct that every kernel of the set takes first; `TABLES` are the arrays among them. `LONGEST` names the
     bounds of lengths that a step has besides. `CALLED` of a class with this data is the class derived from it that has a typed
@@ -76,7 +76,7 @@ class PoolCache:
         return new
 
     def with_tables(self, tables: Sequence[object], *longest: int | None) -> Self:
-        """The same pools under the tables of another step; what is None stays as it was given before."""
+        """A cache of these pools under the tables of another step; a table that is None stays as it was given before."""
         new = object.__new__(type(self))
         new._given, new._pools, new.device, new._count = self._given, self._pools, self.device, self._count
         named = {
@@ -107,7 +107,7 @@ class PoolCache:
 
     @property
     def has_tables(self) -> bool:
-        """Whether the cache has page tables and lengths; operations that read none of them work without."""
+        """True where the cache has page tables and lengths; operations that read none of them work without."""
         return bool(self._table_views)
 
     def _tables(self) -> Dims:
@@ -137,7 +137,7 @@ class PoolCache:
     def _step(
         self, pool: PoolLayers, tables: Dims, memory: tuple[Memory, ...], read: dict[str, ArrayView]
     ) -> StepLayers:
-        """What the layers of `pool` have in common in this step."""
+        """The data that the layers of `pool` share in this step."""
         self._hold_requests(pool, tables)
         dims = Dims(pool.dims)
         dims.update(tables)

@@ -70,7 +70,7 @@ def test_a_comment_in_a_header_of_the_device_library_is_no_other_code() -> None:
 
 
 def test_comments_and_lines_do_not_reach_machine_code() -> None:
-    """What the digest rests on: a kernel of another text and the same code is the same cubin."""
+    """The digest rests on this: a kernel of another text and the same code is the same cubin."""
     other = "// Turns 32 floats around.\n\n" + TEXT.replace("\n    ", "\n\n  // a step\n  ").replace(
         "#line 1", "#line 40"
     )

@@ -136,7 +136,7 @@ def new_state(op: ops.PoolTokens, kernels: KernelSet, batch: Batch, rng: np.rand
 
 
 class Sequence:
-    """What all tokens of some requests bring, whatever steps they come in."""
+    """The rows of all tokens of some requests, whatever steps they come in."""
 
     def __init__(self, kernels: KernelSet, batch: Batch, most: int) -> None:
         self.kernels, self.op, self.batch = kernels, the_op(kernels), batch

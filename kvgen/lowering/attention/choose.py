@@ -33,7 +33,8 @@ class Choice:
 
 def choose(candidates: Sequence[Candidate[P]], problem: P, archs: Sequence[str]) -> dict[str, Choice]:
     """The first candidate that fits, for each architecture. Raises ValueError, which says why, where none does."""
-    found = {}
+    found: dict[str, Choice] = {}
+    lacking: dict[str, str] = {}  # architectures without a kernel, and why the last candidate is none
     for arch in archs:
         why_not: list[tuple[str, str]] = []
         for candidate in candidates:
@@ -43,7 +44,12 @@ def choose(candidates: Sequence[Candidate[P]], problem: P, archs: Sequence[str])
                 break
             why_not.append((candidate.NAME, fit.text))
         else:
-            raise ValueError(f"ops: {problem.name} has no kernel for {arch}: {why_not[-1][1]}")
+            lacking[arch] = why_not[-1][1]
+    if lacking:
+        names = ", ".join(lacking)
+        raise ValueError(
+            f"ops: {problem.name} has no kernel for {names}: {next(iter(lacking.values()))}, or leave out {names}"
+        )
     return found
 
 

@@ -107,8 +107,8 @@ def fit(problem: MlaProblem, arch: Architecture) -> Fit | WhyNot:
     found = shape(cache.head_dim, cache.latent_part, problem.columns, len(problem.lists), arch)
     if found is None:
         return WhyNot(
-            f"no room for two tiles of rows of {cache.head_dim} dims in the {arch.block_shared >> 10} KB of shared memory that "
-            f"{arch.name} has; use smaller rows, or leave out {arch.name}"
+            f"no room for two tiles of rows of {cache.head_dim} dims in {arch.block_shared >> 10} KB of shared memory; use "
+            "smaller rows"
         )
     nbytes = sum(token_bytes(segment) for segment in cache.storage.roles["k"])
     caches = "one cache" if len(problem.caches) == 1 else f"{len(problem.caches)} caches"

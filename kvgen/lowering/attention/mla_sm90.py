@@ -100,7 +100,9 @@ def fit(problem: MlaProblem, arch: Architecture) -> Fit | WhyNot:
     if problem.call.rows > 1:
         return WhyNot("rows of a request do not see the same tokens")
     if problem.columns < LEAST_COLS:
-        return WhyNot(f"a product has {COLS} columns")
+        return WhyNot(
+            f"{problem.columns} columns leave most of a product of {COLS} empty; from {LEAST_COLS} on it is worth it"
+        )
     records: list[Record] = []
     for cache in problem.caches:
         if cache.latent_part != LATENT or cache.head_dim not in (LATENT, LATENT + PANEL):

@@ -1,4 +1,4 @@
-"""mla_decode on sm_90a for several rows of many columns, over rows of 16 bits as they are stored: products of warpgroups."""
+"""mla_decode on sm_90a over rows of 16 bits as they are stored, in one pool or two, for any rows a request: warpgroups."""
 
 from __future__ import annotations
 
