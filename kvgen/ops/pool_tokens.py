@@ -78,7 +78,7 @@ class PoolTokens(Op):
     "same_unrotated", only where RoPE does not turn it (vLLM V4).
     """
     rotated_dtype: Literal["f32", "same"] = "f32"
-    """Rounding of a pooled row after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
+    """Rounding after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
     own, where codes are chosen of what turns). It takes normed_dtype="same".
     """
     latent_out: bool = False

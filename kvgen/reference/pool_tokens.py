@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pooling:
-    """How an entry is made: `rate` tokens, with `overlap` those of the entry before as well; what rows are rounded to on the way
+    """Making of an entry: `rate` tokens, with `overlap` those of the entry before as well; what rows are rounded to on the way
     to the cache; `drafts` tokens of a step may be taken back."""
 
     rate: int
