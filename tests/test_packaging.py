@@ -109,7 +109,7 @@ def build(kind: str, source: Path, out: Path, epoch: int | None = None) -> Path:
 
 
 def copied(folder: Path) -> Path:
-    """The packed files, as another checkout has it: other times, other permissions, made in another order, and modules compiled."""
+    """The packed files, as another checkout has them: other times, other permissions, made in another order, modules compiled."""
     names = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore", "templates", "kvgen")
     files = [
         f for n in names for f in ([ROOT / n] if (ROOT / n).is_file() else sorted((ROOT / n).rglob("*"), reverse=True))

@@ -72,8 +72,8 @@ class PoolState:
 
 @dataclass(frozen=True)
 class PooledStep:
-    """The results of a step: where each row's entry goes (padding: the row emits none), the entries `[T, 1, d]` before RoPE and as
-    they are stored, the rows of entries that are not known, and the error word."""
+    """The results of a step: where each row's entry goes (padding: the row emits none), the entries `[T, 1, d]` before RoPE and
+    as they are stored, the rows of entries that are not known, and the error word."""
 
     found: list[NewRow]
     latent: Changed
