@@ -15,6 +15,7 @@ TARGETS: Final = (
     "cache/*.j2",
     "places/*.j2",
     "device/*/*.cuh",
+    "device/*/*/*.cuh",
 )
 # (pattern, replacements): one occurrence on one line is replaced.
 SWAPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
