@@ -20,7 +20,7 @@ def every() -> list[Mutant]:
 
 def test_every_template_with_code_has_mutants() -> None:
     names = {p.relative_to(ROOT / "templates").as_posix() for p in (ROOT / "templates").rglob("*") if p.is_file()}
-    # The launcher is Python; launch.cuh is what the CPU machine cannot see; pages.j2 and states.j2 have the numbers of the lowering alone.
+    # The launcher is Python; the CPU machine cannot see launch.cuh; pages.j2 and states.j2 have numbers alone.
     without = {
         "launcher/init.py.j2",
         "launcher/table.py.j2",
