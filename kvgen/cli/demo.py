@@ -137,11 +137,14 @@ def _build(folder: Path) -> Project:
 
 
 def _compile(project: Project) -> dict[str, Image]:
-    """Every kernel for one architecture, the cache left out of it; by the kernel's name."""
+    """Every kernel that runs on one architecture, the cache left out of it; by the kernel's name in the set."""
     from kvgen.cli.resources_json import installed
+    from kvgen.codegen.emit import set_plans
     from kvgen.compile import Job, compile_many
 
-    jobs: list[Job] = [(unit, HOPPER, "cubin") for unit in project.units[SET]]
+    (loaded,) = (s for s in project.sets if s.kernels.name == SET)
+    names_of = {f"{SET}/{plan.on(HOPPER).name}": plan.name for group in set_plans(loaded).values() for plan in group}
+    jobs: list[Job] = [(unit, HOPPER, "cubin") for unit in project.units[SET] if unit.name in names_of]
     names = iter([f"{unit.name} {HOPPER}" for unit, *_ in jobs[1:]])
     with progress("compiling", len(jobs)) as done:
         done.at(f"{jobs[0][0].name} {HOPPER}")
@@ -153,7 +156,7 @@ def _compile(project: Project) -> dict[str, Image]:
         images = compile_many(jobs, cache=None, workers=1, origin=project.origin, progress=next_one)
     total = sum(image.seconds for image in images)
     tell(f"compile   {len(images)} kernels for {HOPPER} with NVRTC {installed()}, no cache: {total:.2f} s", indent=10)
-    return {image.unit_name.partition("/")[2]: image for image in images}
+    return {names_of[image.unit_name]: image for image in images}
 
 
 def _print_results(outcomes: list[Outcome], images: dict[str, Image]) -> None:

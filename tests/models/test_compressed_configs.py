@@ -13,7 +13,7 @@ from kvgen import KernelSet, models
 from kvgen.errors import ConfigError
 from kvgen.models import Serving
 from kvgen.models.compressed_text import PRESETS
-from kvgen.ops import IndexerScores, MlaDecode, Pool, RemapIndices
+from kvgen.ops import IndexerScores, MlaDecode, PoolTokens, RemapIndices
 from kvgen.schema.model import YarnScaling
 
 from .checkpoints import changed, config, without
@@ -140,7 +140,7 @@ def test_every_preset_has_its_sets(name: str, preset: str, tmp_path: Path) -> No
     for kernels in found.values():
         scored = any(isinstance(op, IndexerScores) for op in kernels.ops)
         assert kernels.name.endswith("_keys") == scored
-        assert scored or (any(isinstance(op, Pool) for op in kernels.ops) and kernels.cache in read)
+        assert scored or (any(isinstance(op, PoolTokens) for op in kernels.ops) and kernels.cache in read)
     assert window.model is not None and set(window.layers) == {kind.name for kind in window.model.kinds}
 
 

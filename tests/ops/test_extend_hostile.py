@@ -29,9 +29,10 @@ from tests.support.harness import package
 from tests.support.memory import Raw
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
-# On mma.sync, and by warpgroups.
+# On mma.sync, on CUDA cores, and by warpgroups.
 SETS: Final[dict[str, KernelSet]] = {
     "paged": extend_sets.SETS["paged"],
+    "f32": extend_sets.SETS["f32"],
     "wgmma_llama": test_extend_sm90.SETS["llama"],
 }
 if CAMPAIGN:

@@ -86,7 +86,7 @@ def steps(draw: Any, name: str) -> tuple[Batch, list[int]]:
 
 
 @ALL
-@settings(max_examples=2)
+@settings(max_examples=3)
 @given(data=st.data())
 def test_a_step(name: str, data: Any) -> None:
     """Ragged rows; pages without a token, and what comes after the last token, hold NaN or infinity."""
