@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, get_args
@@ -14,7 +14,7 @@ AMPERE: Final = "sm_80"
 HOPPER: Final = "sm_90a"
 # Architectures of a set that names none.
 DEFAULT_ARCHS: Final[tuple[Arch, ...]] = ("sm_80", "sm_90a")
-# Of the registers and the shared memory of a multiprocessor.
+# Registers and shared memory of a multiprocessor.
 REGISTERS: Final = 65_536  # 32 bits each
 BLOCK_CHARGE: Final = 1 << 10  # bytes of shared memory that a block takes besides its own
 
@@ -78,14 +78,14 @@ _TABLE: Final = (
         tma=True, fp8_conversion=True, fp4_conversion=True, block_scaled_mma=True, programmatic=True,
     ),
 )  # fmt: skip
-ARCHITECTURES: Final = MappingProxyType({a.name: a for a in _TABLE})
+ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType({a.name: a for a in _TABLE})
 # Names of GPUs and of their generations, in lower case -> the target that runs there.
 GPUS: Final = MappingProxyType({gpu: a.name for a in _TABLE for gpu in a.gpus})
 
 
 def architecture(name: str) -> Architecture:
     """The architecture of this name; KeyError for a name that is none of ARCHS."""
-    return ARCHITECTURES[name]  # type: ignore[index]
+    return ARCHITECTURES[name]
 
 
 def on_cpu(names: Iterable[str]) -> list[str]:

@@ -40,7 +40,7 @@ def with_archs(kernels: KernelSet, archs: tuple[str, ...]) -> KernelSet | None:
 def alone(value: Any, arch: str) -> Any:
     """A context as this architecture has it: rings of the tiles that it has room for."""
     if isinstance(value, Stages):
-        kb = Stages.on(ARCHITECTURES[arch], 0).choices[0][0]  # type: ignore[index]
+        kb = Stages.on(ARCHITECTURES[arch], 0).choices[0][0]
         return dict(value.choices)[kb]
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(alone(getattr(value, f.name), arch) for f in fields(value)))

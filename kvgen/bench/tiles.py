@@ -1,4 +1,4 @@
-"""What a trip of an attention kernel's main loop takes: how many tokens, for how many warps, how many bytes."""
+"""A trip of an attention kernel's main loop: its tokens, the warps that have them, its bytes."""
 
 from __future__ import annotations
 

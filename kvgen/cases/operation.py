@@ -171,7 +171,7 @@ class Cases(ABC, Generic[O]):
         gone = taken - {p.name for p in launcher.KERNEL.arguments}
         return {n: a for n, a in arguments.items() if n not in gone} | {"workspace": workspace}
 
-    # What it moves ---------------------------------------------------------------------------------------------------
+    # Bytes moved -----------------------------------------------------------------------------------------------------
 
     def minimum(self, call: Call) -> dict[str, int]:
         """By the name of a launch's buffer, the 32-byte sectors that a call must touch; a buffer that it need not touch is left

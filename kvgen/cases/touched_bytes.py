@@ -21,7 +21,7 @@ from kvgen.runtime.faults import Fault
 SECTOR: Final = 32  # bytes
 Marks = NDArray[np.bool_]
 Raw = NDArray[Any]
-# Of a residual cache append writes the tokens that are in no full group, seal reads those and writes the full ones.
+# In a residual cache append writes the tokens that are in no full group; seal reads them and writes full groups.
 Way = Literal["append", "seal", "read"]
 WHOLE: Final = slice(None)
 

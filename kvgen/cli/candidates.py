@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvgen.codegen.emit import File
     from kvgen.compile import Unit
+    from kvgen.ops import Decode, Extend, MlaDecode
     from kvgen.plan.kernel import KernelPlan
     from kvgen.schema.kernel_set import KernelSet, Op
     from kvgen.schema.loader import LoadedSet
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Other:
     """A kernel that fits the operation `op` on an architecture, and that the set has not."""
 
-    op: Op
+    op: Decode | Extend | MlaDecode
     arch: str
     name: str
     plan: KernelPlan
@@ -87,7 +88,7 @@ def compared(
         columns = columns_of(kernels, op)
         by_arch = calls.setdefault(op.name, {})
         if other.arch not in by_arch:
-            (chosen, *_) = op.candidates(kernels, other.arch)  # type: ignore[attr-defined]
+            (chosen, *_) = op.candidates(kernels, other.arch)
             own = op.plan(kernels)[0].on(other.arch)
             cycles = column_cycles(recorded[own.name][other.arch], own, columns)
             by_arch[other.arch] = {} if cycles is None else {chosen: cycles}

@@ -49,7 +49,7 @@ class _Version:
         self.digest = cache(self._digest)
 
     def _digest(self, kernel: str, *, exact: bool = False) -> str | None:
-        """Of a kernel's code, or with `exact` of its flattened text; None where a header of it is missing."""
+        """Digest of a kernel's code, or with `exact` of its flattened text; None where a header of it is missing."""
         prefix = f"{self._out}/"
         try:
             text = flatten(f"{prefix}{kernel}.cu", lambda path: self._texts[path.removeprefix(prefix)])

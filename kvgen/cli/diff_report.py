@@ -1,4 +1,4 @@
-"""What `kvgen diff` found, in the order in which it is read: fields of specs, hunks, kernels."""
+"""Findings of `kvgen diff` in the order in which they are read: fields of specs, hunks, kernels."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Report:
 
     @property
     def recompiled(self) -> bool:
-        """Whether the facts of both sides are there, and of two compilers."""
+        """Facts of both sides are there, and two compilers made them."""
         before, after = self.nvrtc
         return bool(before and after and before != after)
 
     @property
     def empty(self) -> bool:
-        """Whether generated code, records and specs are the same on both sides."""
+        """Generated code, records and specs are the same on both sides."""
         return not (self.specs.fields or self.hunks or self.deltas or self.recompiled)
 
     def as_json(self) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def joined(plans: Mapping[str, KernelPlan]) -> KernelPlan:
     operation's name, another one also its first architecture's."""
     texts: list[tuple[list[str], KernelPlan]] = []
     for arch, plan in plans.items():
-        for archs, text in texts:
+        for n, (archs, text) in enumerate(texts):
             context = merged(text.context, plan.context) if text.template == plan.template else None
             if context is not None:
-                texts[[t for _, t in texts].index(text)] = ([*archs, arch], replace(text, context=context))
+                texts[n] = ([*archs, arch], replace(text, context=context))
                 break
         else:
             texts.append(([arch], plan))

@@ -11,7 +11,7 @@ from typing import Final
 from kvgen.architectures import Architecture
 from kvgen.expr.score_c import float_literal
 from kvgen.lowering.attention.decode_problem import DecodeProblem
-from kvgen.lowering.attention.operand import MOST_SUMS, Operand, operands, parts_of_their_own, run_of, token_bytes
+from kvgen.lowering.attention.operand import MOST_SUMS, Operand, operands, run_of, token_bytes, why_no_operands
 from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
 from kvgen.lowering.attention.ring import LARGEST, SLACK, Stages, aligned, shared_for
 from kvgen.lowering.attention.split_kv import partial_bytes
@@ -141,13 +141,8 @@ def fit(problem: DecodeProblem, arch: Architecture) -> Fit | WhyNot:
 
 def why_not(cache: Cache, rows: int, columns: int, *, elementwise: bool) -> str:
     """Why K and V cannot be operands for so many columns, or their sums do not fit; "" where they can."""
-    if cache.dtype == "f32":
-        return "f32 values would lose bits as operands of tensor cores"
-    if why := parts_of_their_own(cache):
+    if why := why_no_operands(cache, columns):
         return why
-    for operand in operands(cache, columns):
-        if why := operand.why_not_of(cache):
-            return f"{operand.role[0].upper()}: {why}"
     if 4 * -(-cache.v_dim // 16) > _room(cache, rows, elementwise):
         return f"sums of {cache.v_dim} dims do not fit a lane's registers"
     return ""

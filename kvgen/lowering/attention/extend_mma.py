@@ -10,7 +10,7 @@ from typing import Final
 from kvgen.architectures import Architecture
 from kvgen.expr.score_c import float_literal
 from kvgen.lowering.attention.extend_problem import ExtendProblem
-from kvgen.lowering.attention.operand import Operand, operands, parts_of_their_own, run_of, token_bytes
+from kvgen.lowering.attention.operand import Operand, operands, run_of, token_bytes, why_no_operands
 from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
 from kvgen.lowering.attention.ring import SLACK, Stages, aligned, shared_for
 from kvgen.lowering.lowered import lower
@@ -82,7 +82,7 @@ class ExtendMma:
 def fit(problem: ExtendProblem, arch: Architecture) -> Fit | WhyNot:
     """K and V as 16-bit operands, columns on M."""
     cache = problem.cache
-    if why := why_not(cache):
+    if why := why_no_operands(cache):
         return WhyNot(why)
     found = shape(cache, arch, fixed=bool(problem.chunk))
     if found is None:
@@ -116,18 +116,6 @@ def fit(problem: ExtendProblem, arch: Architecture) -> Fit | WhyNot:
         vec=math.gcd(4, cache.v_dim),
         factored=not _plain(cache),
     )
-
-
-def why_not(cache: Cache) -> str:
-    """Why K and V cannot be operands; "" where they can."""
-    if cache.dtype == "f32":
-        return "f32 values would lose bits as operands of tensor cores"
-    if why := parts_of_their_own(cache):
-        return why
-    for operand in operands(cache):
-        if why := operand.why_not_of(cache):
-            return f"{operand.role[0].upper()}: {why}"
-    return ""
 
 
 def _plain(cache: Cache) -> bool:

@@ -10,9 +10,8 @@ from typing import Final, Literal
 from kvgen.architectures import Architecture
 from kvgen.expr.score_c import float_literal
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.attention import extend_mma
 from kvgen.lowering.attention.extend_problem import ExtendProblem
-from kvgen.lowering.attention.operand import Operand, operands, token_bytes
+from kvgen.lowering.attention.operand import Operand, operands, token_bytes, why_no_operands
 from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
 from kvgen.lowering.attention.ring import SLACK, aligned
 from kvgen.lowering.lowered import lower
@@ -149,7 +148,7 @@ def tile_tokens(cache: Cache) -> int:
 def _why_not(problem: ExtendProblem, arch: Architecture) -> str:
     """Why warpgroups do not take it on an architecture that has them; "" where they do but for the room of tiles."""
     cache, chunk = problem.cache, problem.chunk
-    if why := extend_mma.why_not(cache):
+    if why := why_no_operands(cache):
         return why
     if chunk % tile_tokens(cache):
         return f"sums begin anew every {chunk} tokens, which are no whole tiles of {tile_tokens(cache)}"

@@ -367,7 +367,14 @@ def run_of(cache: Cache, tokens: int) -> int:
     return run if run >= 8 else 0
 
 
-def parts_of_their_own(cache: Cache) -> str:
-    """Why a role of several parts is no operand; "" where K and V have one each."""
-    many = next((role for role, parts in cache.storage.roles.items() if len(parts) > 1), None)
-    return f"{many.upper()} has parts of its own" if many else ""
+def why_no_operands(cache: Cache, columns: int = 0) -> str:
+    """Why K and V cannot be operands for so many columns; "" where they can."""
+    if cache.dtype == "f32":
+        return "f32 values would lose bits as operands of tensor cores"
+    for role, parts in cache.storage.roles.items():
+        if len(parts) > 1:
+            return f"{role.upper()} has parts of its own"
+    for operand in operands(cache, columns):
+        if why := operand.why_not_of(cache):
+            return f"{operand.role[0].upper()}: {why}"
+    return ""
