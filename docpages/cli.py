@@ -35,6 +35,7 @@ Settings are in `pyproject.toml` ([shipping](shipping.md) has package data):
 | `KVGEN_CUBINS` | folder of `kvgen compile -o`: launchers take kernels from there that the folder `cubins` of their package does not have, and refuse one of another text |
 | `KVGEN_NO_JIT` | `1`: launchers compile nothing |
 | `KVGEN_CPU_MODE` | `fast`, `hardware` or `check`: which mistakes of kernels calls on host arrays report ([testing](testing.md#modes)); default `hardware`. `verify`, `bench` and `demo` run in `check` |
+| `KVGEN_CPU_COMPILE` | `full` or `quick`: how NVRTC (13 and later) compiles kernels for the CPU machine; default `full`, as for a GPU. `quick` leaves out long optimizations: half of the time to compile, for tests; counts of sectors and bank conflicts are then not a GPU's |
 | `KVGEN_PROGRESS` | `0`: no line on stderr where a process's first long compile in a call takes more than 2 seconds |
 
 <!-- Written by `python -m docpages` from the verbs' help. -->

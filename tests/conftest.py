@@ -24,7 +24,10 @@ if hasattr(providers, "_get_local_constants"):
     setattr(providers, "_get_local_constants", lambda: providers._local_constants)  # noqa: B010
 
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: there is a worker on every core
 os.environ.setdefault("KVGEN_PROGRESS", "0")  # a line on stderr after two seconds would depend on the machine's load
+if "KVGEN_FAMILY" not in os.environ:  # a campaign compiles as for a GPU
+    os.environ.setdefault("KVGEN_CPU_COMPILE", "quick")
 
 _LEFT_OUT = pytest.StashKey[dict[str, int]]()
 _WHY = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support.engine_runs import pytest_runtest_logreport, pytest_sessionfinish, shown
 from tests_vllm import models
+
+os.environ.setdefault("KVGEN_CPU_COMPILE", "quick")  # processes of engines have it too
 
 __all__ = ["pytest_runtest_logreport", "pytest_sessionfinish", "shown"]
 

@@ -128,6 +128,10 @@ def _options(
         from kvgen.runtime.cpu_mode import environment_mode
 
         environment_mode()
+    if "KVGEN_CPU_COMPILE" in os.environ:
+        from kvgen.compile.program import quick_on_cpu
+
+        quick_on_cpu()
     choose(Settings(quiet, verbose, project))
 
 

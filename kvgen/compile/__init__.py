@@ -31,6 +31,7 @@ from kvgen.compile.program import (
     compile_many,
     compile_unit,
     jit_allowed,
+    quick_on_cpu,
     text_digest,
 )
 from kvgen.compile.resources import Resources
@@ -64,6 +65,7 @@ __all__ = [
     "jit_allowed",
     "nvrtc_version",
     "parse_manifest",
+    "quick_on_cpu",
     "read_folder",
     "read_launchers",
     "select_arch",

@@ -35,6 +35,7 @@ from kvgen.json_file import parse_object
 Kind = Literal["cubin", "ptx"]
 Job = tuple["Unit", str, Kind]
 
+CPU_COMPILE: Final = "KVGEN_CPU_COMPILE"
 _SCHEMA: Final = 1  # of a cache entry; raise it when the meaning of one changes
 
 
@@ -83,6 +84,20 @@ def jit_allowed() -> bool:
     return value != "1"
 
 
+def quick_on_cpu() -> bool:
+    """True when KVGEN_CPU_COMPILE=quick asks for kernels of the CPU machine without the optimizations that take long.
+
+    Raises ConfigError for a value other than full and quick.
+    """
+    value = os.environ.get(CPU_COMPILE, "")
+    if value not in ("", "full", "quick"):
+        raise ConfigError(
+            f"{CPU_COMPILE}: got {value!r}; it says how kernels are compiled for the CPU machine: 'full' with all optimizations, "
+            "as for a GPU, 'quick' without those that take long; give one of these"
+        )
+    return value == "quick"
+
+
 def text_digest(text: str) -> str:
     """The hex SHA-256 by which a compiled kernel and the text it came from recognise each other."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -126,7 +141,7 @@ def _pack(data: bytes, resources: Resources | None, log: str) -> bytes:
 
 
 def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str] | None:
-    """What `_pack` took; None for anything it did not write, for whoever writes to the folder can make a checksum too."""
+    """Data, resources and log of a payload that `_pack` made; None for any other: whoever writes to the folder can make a checksum."""
     head, _, data = payload.partition(b"\n")
     try:
         fields = parse_object(head, "a cache entry")
@@ -196,13 +211,13 @@ def compile_unit(
     """Compile one unit for one of ARCHS, or take it from the cache (None: always compile).
 
     PTX always carries line information (`lineinfo` adds it to a cubin, for profilers). `quick` leaves out optimizations
-    that take long (NVRTC 13 and later): for text that is run once, on the CPU machine. Raises UnitError, a
-    CompileError with the generated line (and the template line, asked of `origin`), when NVRTC refuses the text, and
-    ToolError when NVRTC is missing or too old for `arch`.
+    that take long (NVRTC 13 and later), but for kernels with wgmma: the accumulators of wgmma must be registers of the kernel,
+    and a quick compile leaves calls. Raises UnitError, a CompileError with the generated line (and the template line, asked of
+    `origin`), when NVRTC refuses the text, and ToolError when NVRTC is missing or too old for `arch`.
     """
     begin = time.perf_counter()
     _check_target(arch)
-    options = _options(arch, kind, lineinfo or kind == "ptx", quick)
+    options = _options(arch, kind, lineinfo or kind == "ptx", quick and "wgmma" not in unit.text)
     if lineinfo and kind == "cubin":
         cache = None  # such a cubin holds the absolute path of the working folder it was compiled in
     key = _key(unit, options, kind) if cache else b""
@@ -249,6 +264,7 @@ def compile_many(
     workers: int | None = None,
     progress: Callable[[Image], None] | None = None,
     lineinfo: bool = False,
+    quick: bool = False,
     origin: Origin | None = None,
 ) -> list[Image]:
     """Compile (unit, arch, kind) jobs on `workers` threads (None: one a core); images in the order of the jobs.
@@ -265,7 +281,9 @@ def compile_many(
     refusals: dict[int, UnitError] = {}
     with ThreadPoolExecutor(workers or _default_workers(), thread_name_prefix="kvgen-compile") as pool:
         futures = {
-            pool.submit(compile_unit, unit, arch, kind, cache=cache, lineinfo=lineinfo, origin=origin): index
+            pool.submit(
+                compile_unit, unit, arch, kind, cache=cache, lineinfo=lineinfo, quick=quick, origin=origin
+            ): index
             for index, (unit, arch, kind) in enumerate(jobs)
         }
         try:

@@ -45,9 +45,6 @@ class Module:
             None  # by path below the output folder; None: the files beside `init_file`
         )
         self.shipped: Shipped | None = None  # where it has cubins and no texts
-        self.quick = (
-            False  # compile for the CPU machine without the optimizations that take long: for a test's own sets
-        )
         self._init_file = init_file
         self._kernels: dict[str, str] = {}
         self._families: dict[
@@ -91,7 +88,7 @@ class Module:
             self._families[each] = (file, elsewhere)
 
     def runs(self, file: str, arch: str) -> bool:
-        """Whether a kernel's `file` is the one that `arch` takes."""
+        """True if `file` is the kernel's file for `arch`."""
         base, elsewhere = self._families[file]
         return elsewhere.get(arch, base) == file
 
@@ -198,7 +195,9 @@ def cubin(module: Module, file: str, entry: str, capability: tuple[int, int]) ->
 
 def cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode) -> EmulatedKernel:
     """The kernel for the CPU machine. Each is an object of its own, so that a set costs what is launched of it."""
-    return _cpu_kernel(module, file, entry, arch, mode, module.quick)
+    from kvgen.compile import quick_on_cpu
+
+    return _cpu_kernel(module, file, entry, arch, mode, quick_on_cpu())
 
 
 @lru_cache(maxsize=None)  # noqa: UP033 - one entry a kernel, architecture and mode
@@ -211,7 +210,6 @@ def _cpu_kernel(module: Module, file: str, entry: str, arch: str, mode: Mode, qu
             f"{module.name}: KVGEN_NO_JIT is set; the CPU machine compiles PTX and C at run time; unset it to use host arrays"
         )
     unit = module.unit(file, entry)
-    quick = quick and "wgmma" not in unit.text  # its registers must be of the kernel, and a quick compile leaves calls
     ahead = f"{cache_folder()} keeps it for later processes; for GPUs `kvgen compile -o DIR` compiles ahead."
     try:
         with told(f"{module.name}/{Path(file).stem}", arch, "NVRTC, CUDA to PTX,", ahead) as stage:

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.compile import Unit, compile_unit, default_cache
+from kvgen.compile import Unit, compile_unit, default_cache, quick_on_cpu
 from kvgen.emulator import Buffer, Library, Schedule, build
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.runtime import cuda, packing
@@ -198,7 +198,7 @@ class CpuMachine:
     def __init__(self, unit: Unit, arch: str, schedule: Schedule = "ascending") -> None:
         """Raises CompileError, ToolError."""
         self.arch, self.schedule = arch, schedule
-        ptx = compile_unit(unit, arch, "ptx", cache=default_cache()).data.decode()
+        ptx = compile_unit(unit, arch, "ptx", cache=default_cache(), quick=quick_on_cpu()).data.decode()
         self.library: Library = build([ptx], mode="check")
 
     def free_bytes(self) -> int:

@@ -41,9 +41,7 @@ def build(kernels: KernelSet) -> ModuleType:
     for file in render_set(LoadedSet(kernels, "tests/accessor", "")).values():
         write_file(root, file)
     importlib.invalidate_caches()
-    module = importlib.import_module(f"{PACKAGE}.{kernels.name}")
-    module.Cache.MODULE.quick = True
-    return module
+    return importlib.import_module(f"{PACKAGE}.{kernels.name}")
 
 
 class Copies:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import kvgen
+from kvgen.cli import candidates
 from kvgen.cli.deltas import deltas_of
 from kvgen.compile import read_folder
 
@@ -35,8 +36,9 @@ PAIRS = [
 
 
 @pytest.fixture
-def latent(empty: Folder) -> Folder:
-    """The set, built."""
+def latent(empty: Folder, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """The set, built. Records leave out kernels that were not chosen (tests/test_choose.py has those)."""
+    monkeypatch.setattr(candidates, "others", lambda *_: [])
     (empty.root / "specs").mkdir()
     (empty.root / "specs" / "latent.py").write_text(SPEC, encoding="utf-8")
     empty.kvgen("build")

@@ -22,6 +22,7 @@ from kvgen.compile import (
     compile_unit,
     jit_allowed,
     nvrtc_version,
+    quick_on_cpu,
     supported_archs,
 )
 from kvgen.compile import nvrtc as nvrtc_module
@@ -114,6 +115,24 @@ def test_a_quick_compile_leaves_out_optimizations(tmp_path: Path) -> None:
     assert ".visible .entry sums(" in quick.data.decode()
     assert quick.data != whole.data
     assert compile_unit(long, "sm_90a", "ptx", cache=cache, quick=True).data == quick.data
+
+
+def test_a_kernel_with_wgmma_is_compiled_in_full(tmp_path: Path) -> None:
+    long, cache = dataclasses.replace(unit_of(LONG + "// wgmma\n"), entry="sums"), Cache(tmp_path)
+    whole = compile_unit(long, "sm_90a", "ptx", cache=cache)
+    assert compile_unit(long, "sm_90a", "ptx", cache=cache, quick=True).cached
+    assert compile_many([(long, "sm_90a", "ptx")], cache=cache, quick=True)[0].data == whole.data
+
+
+def test_how_kernels_of_the_cpu_machine_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, quick in ((None, False), ("", False), ("full", False), ("quick", True)):
+        monkeypatch.delenv("KVGEN_CPU_COMPILE", raising=False)
+        if value is not None:
+            monkeypatch.setenv("KVGEN_CPU_COMPILE", value)
+        assert quick_on_cpu() is quick
+    monkeypatch.setenv("KVGEN_CPU_COMPILE", "fast")
+    with pytest.raises(ConfigError, match=r"KVGEN_CPU_COMPILE: got 'fast'; it says how .* give one of these"):
+        quick_on_cpu()
 
 
 def test_an_nvrtc_without_the_option_compiles_as_always(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from kvgen.lowering.lowered import lower
 from tests.forms import alike, cover, form, held
 from tests.forms.drawing import EXECUTED, drawn
 from tests.forms.running import run
-from tests.support.harness import package
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
 SEED: Final = int(os.environ.get("KVGEN_DRAWN_SEED", "1"))
@@ -118,6 +117,5 @@ def test_two_kernels_that_differ_in_a_number_have_the_same_form() -> None:
 @given(data=st.data())
 def test_a_chosen_set(seed: str, data: Any) -> None:
     kernels = drawn(seed).model_copy(update={"name": f"chosen_{seed.replace(' ', '_')}"})
-    package(kernels).Cache.MODULE.quick = True
     for arch in (a for a in kernels.arch if a in EXECUTED):
         run(kernels, arch, data)

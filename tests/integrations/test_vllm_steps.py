@@ -24,7 +24,6 @@ from tests.support.vllm_steps import (
     Model,
     Recorded,
     Recording,
-    quick,
     recording,
 )
 
@@ -34,7 +33,6 @@ MOST_ROWS = 128
 
 @pytest.fixture(autouse=True)
 def checking() -> Iterator[None]:
-    quick()
     with machine(mode="check"):
         yield
 

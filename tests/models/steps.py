@@ -151,9 +151,7 @@ def _built(kernels: KernelSet, text: str) -> ModuleType:
         for file in render_set(made).values():
             write_file(Path(_root().name) / PACKAGE, file)
         importlib.invalidate_caches()
-    module = importlib.import_module(f"{PACKAGE}.{name}")
-    module.Cache.MODULE.quick = True
-    return module
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def operations(config: dict[str, Any], layer: int, kv_dtype: str) -> tuple[ModuleType, Any, Any, LayerFacts]:

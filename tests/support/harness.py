@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from kvgen import KernelSet
 from kvgen.codegen.emit import render_device, render_set, write_file
+from kvgen.compile.program import CPU_COMPILE
 from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode
 from kvgen.reference import Decoded, Rows, append, decode, gather, seal
@@ -68,7 +69,6 @@ def _made(kernels: KernelSet) -> ModuleType:
         write_file(folder, file)
     importlib.invalidate_caches()
     module = importlib.import_module(f"{PACKAGE}.{kernels.name}")
-    module.Cache.MODULE.quick = "KVGEN_FAMILY" not in os.environ  # a campaign compiles as for a GPU
     _packages[kernels.name] = (kernels, module)
     return module
 
@@ -76,12 +76,9 @@ def _made(kernels: KernelSet) -> ModuleType:
 @contextmanager
 def optimized(kernels: KernelSet) -> Iterator[ModuleType]:
     """The generated package of a set, compiled as it ships: for what counts sectors and bank conflicts."""
-    generated = package(kernels)
-    before, generated.Cache.MODULE.quick = generated.Cache.MODULE.quick, False
-    try:
-        yield generated
-    finally:
-        generated.Cache.MODULE.quick = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CPU_COMPILE, "full")
+        yield package(kernels)
 
 
 @contextmanager

@@ -75,9 +75,7 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 def package(name: str) -> ModuleType:
     """The generated package of a set."""
     _root()
-    module = importlib.import_module(f"{PACKAGE}.{name}")
-    module.Cache.MODULE.quick = True
-    return module
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def zeros(*shape: int, dtype: Any = BF16) -> Raw:

@@ -43,9 +43,7 @@ class LeftOut:
             target.write_text(text, encoding="utf-8")
         assert found == 1, self.path
         (folder / name / "__init__.py").touch()
-        module = importlib.import_module(f"{name}.{kernels.name}")
-        module.Cache.MODULE.quick = True
-        return module
+        return importlib.import_module(f"{name}.{kernels.name}")
 
     def put(self, kernels: KernelSet, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """What tests run of this set is the package without it."""

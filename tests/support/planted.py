@@ -30,6 +30,4 @@ def planted(
     (folder / package / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     importlib.invalidate_caches()
-    module = importlib.import_module(f"{package}.{kernels.name}")
-    module.Cache.MODULE.quick = True
-    return module
+    return importlib.import_module(f"{package}.{kernels.name}")

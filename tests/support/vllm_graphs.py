@@ -23,7 +23,7 @@ from kvgen.integrations.vllm.step import Batch, Group
 from kvgen.runtime.cpu import machine
 from tests.support.graph_driver import STREAM, Graph, GraphDriver, graphs
 from tests.support.launching import Raw
-from tests.support.vllm_steps import ARCH, DIM, KV_HEADS, ORDER, PAGE, Q_HEADS, quick
+from tests.support.vllm_steps import ARCH, DIM, KV_HEADS, ORDER, PAGE, Q_HEADS
 
 LAYERS: Final = ("layers.0", "layers.1")
 REQUESTS, ROWS, BLOCKS, WIDTH = 4, 16, 24, 6  # at most; blocks of the cache, and ids of blocks a request
@@ -120,7 +120,6 @@ class Heads(Runner):
 
     def __init__(self, buffers: Any, device: str) -> None:
         super().__init__(buffers, device)
-        quick()
         pools = {layer: LayerPool(self.shard, buffers["memory"][i]) for i, layer in enumerate(LAYERS)}
         self.group = Group(pools, ORDER, max_rows=ROWS, arch=ARCH, device=device)
         module = module_of(self.shard, buffers["memory"][0], ORDER, ARCH)

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.codegen.load import load
-from kvgen.integrations.vllm.shard import Pages, Shard, kernel_set
+from kvgen.integrations.vllm.shard import Shard
 from kvgen.integrations.vllm.step import Batch
 from tests.support.launching import Raw
 
@@ -29,12 +28,6 @@ Q_HEADS, KV_HEADS, DIM = 4, 2, 16
 SCALE: Final = 0.25
 FULL: Final = Shard(Q_HEADS, KV_HEADS, DIM, "f32", SCALE, draft_tokens=3)
 SLIDING: Final = Shard(Q_HEADS, KV_HEADS, DIM, "f32", SCALE, window=40)
-
-
-def quick() -> None:
-    """The kernels of both shards are compiled for tests, without the optimizations that take long."""
-    for shard in (FULL, SLIDING):
-        load(kernel_set(shard, Pages(PAGE, ORDER, 1), ARCH)).Cache.MODULE.quick = True
 
 
 @dataclass(frozen=True)

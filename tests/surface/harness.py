@@ -150,9 +150,7 @@ def _root() -> tempfile.TemporaryDirectory[str]:
 def package(name: str) -> ModuleType:
     """The generated package of a set."""
     _root()
-    module = importlib.import_module(f"{PACKAGE}.{name}")
-    module.Cache.MODULE.quick = True
-    return module
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def unit(cache: Cache, kernel: Any, name: str = "one") -> Unit:

@@ -68,7 +68,6 @@ def test_drawn_sets_are_right(name: str) -> None:
     """Every kernel of every drawn set, in all its batches."""
     kernels: Any = drawn_set(name, 0)
     module: Any = kvgen.load(kernels)
-    module.Cache.MODULE.quick = not CAMPAIGN
     verifier = Verifier(kernels, module, HostMemory())
     for op in kernels.ops:
         archs = verifier.other_archs(op) if CAMPAIGN else []
