@@ -141,7 +141,7 @@ def _pack(data: bytes, resources: Resources | None, log: str) -> bytes:
 
 
 def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str] | None:
-    """Data, resources and log of a payload that `_pack` made; None for any other: whoever writes to the folder can make a checksum."""
+    """Data, resources and log of a payload that `_pack` made; None for others: who writes there can make a checksum."""
     head, _, data = payload.partition(b"\n")
     try:
         fields = parse_object(head, "a cache entry")
