@@ -112,6 +112,19 @@ OVERLAPPING = {
 
 
 @pytest.mark.parametrize("label", OVERLAPPING)
+def test_overlapping_pairs_of_scales(label: str) -> None:
+    """The list of scales is compared behind that of values: one pair, and as many as take two blocks."""
+    pairs, first = OVERLAPPING[label]
+    scene = moving_scene(SETS["moving_int8_own_table"], replace(PLAIN, totals=(40, 40), new=(0, 0)))
+    for values in ([[0, 1]], [[-1, -1]] * 300):
+        word, _ = launch(scene, "copy_pages", pairs_array(values), scale_pairs=pairs_array(pairs), step="check")
+        found = describe(word) if word is not None else None
+        assert (found is None) == (first is None)
+        if found is not None:
+            assert (found.code, found.position) == (Fault.OVERLAP, first)
+
+
+@pytest.mark.parametrize("label", OVERLAPPING)
 @pytest.mark.parametrize("name", ["moving_hnd", "moving_latent_row"])
 def test_overlapping_pairs(name: str, label: str) -> None:
     """Found by check; and copied, every 16 bytes are those of a page involved, and no other page changes."""
