@@ -4,14 +4,18 @@
 
 Draws single-line mutations of the templates, at least one of each template, and runs against each, in a copy of the project,
 tests that execute its line: those recorded by `tests.template_cover`, whose record is made first where there is none of these
-sources. A few cheap ones of different kinds first, then more, then all parameters of their functions. A mutant that a test
-fails over or that does not compile is killed; so is one over which tests do not end that do without it. What is known to
-change nothing is in tests/equivalent_mutants.txt, with why. Prints the survivors; exit 1 below 95 % killed.
+sources. A few cheap ones of different kinds first, then more, then all parameters of some functions. A mutant that a test fails
+over or that does not compile is killed; so is one over which tests do not end that do without it. Mutants that are known to
+change nothing are in tests/equivalent_mutants.txt, with why. Prints the survivors; exit 1 below 95 % killed.
+
+Verdicts are kept in build/mutants.jsonl as they come: a campaign that was stopped goes on where it stood, as long as templates,
+kvgen and tests are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -33,7 +37,8 @@ from tests.template_cover import ROOT, Cover, Ran
 EQUIVALENT: Final = ROOT / "tests" / "equivalent_mutants.txt"
 LEAST: Final = 0.95  # of the mutants are killed
 ROUNDS: Final = (4, 20, 40)  # tests that a mutant is shown, and how many more if it survives them
-WHOLE: Final = 20  # test functions that it is shown then with all their parameters
+WHOLE: Final = 5  # test functions that it is shown then with all their parameters
+VERDICTS: Final = ROOT / "build" / "mutants.jsonl"
 Verdict = Literal["killed", "SURVIVED", "no test", "too slow"]
 
 
@@ -179,6 +184,14 @@ def record() -> Cover:
     return cover
 
 
+def judged(file: Path, key: str) -> dict[str, Verdict]:
+    """The verdicts that a campaign over the sources `key` has left in `file`, by mutant."""
+    if not file.is_file():
+        return {}
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {row["mutant"]: row["verdict"] for row in rows if row["key"] == key}
+
+
 def main() -> int:
     """Run the campaign; 0 if at least 95 % of the mutants are killed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -200,7 +213,11 @@ def main() -> int:
         f"to change nothing; {len(chosen)} drawn",
         flush=True,
     )
-    verdicts: list[tuple[Verdict, Mutant]] = []
+    key = template_cover.key()
+    before = judged(VERDICTS, key)
+    verdicts: list[tuple[Verdict, Mutant]] = [(before[str(m)], m) for m in chosen if str(m) in before]
+    if verdicts:
+        print(f"{len(verdicts)} of them were judged before: {VERDICTS.relative_to(ROOT)}", flush=True)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for n in range(options.jobs):
@@ -213,9 +230,11 @@ def main() -> int:
             finally:
                 copies.put(copy)
             verdicts.append((verdict, mutant))
+            with VERDICTS.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps({"key": key, "mutant": str(mutant), "verdict": verdict}) + "\n")
             print(f"{verdict:8} {time.monotonic() - begin:4.0f} s  {mutant}", flush=True)
 
-        list(pool.map(one, chosen))
+        list(pool.map(one, [m for m in chosen if str(m) not in before]))
     counts = Counter(verdict for verdict, _ in verdicts)
     total = counts["killed"] + counts["SURVIVED"] + counts["no test"]
     share = counts["killed"] / max(total, 1)

@@ -22,9 +22,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 FILE: Final = ROOT / "build" / "template_cover.json"
 KEPT: Final = 64  # tests of a line, the cheapest
 ALIKE: Final = 8  # of them of the same function, and with the same kernels
-_BYTES_A_SECOND: Final = (
-    60_000  # of machine code that the host compiler makes: what a test costs once its kernels change
-)
+_COMPILING: Final = 0.3  # seconds of NVRTC, translation and TCC, a kernel
 _RESULT = pytest.StashKey["Cover"]()
 
 
@@ -184,7 +182,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.when == "call":
         if report.passed and _blocks:
             objects = sorted({kernel._library.object for kernel in _blocks})
-            seconds = _clock[0] + sum(path.stat().st_size for path in objects) / _BYTES_A_SECOND
+            seconds = _clock[0] + _COMPILING * len(objects)
             kernels = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:8]
             for line in _executed():
                 item.config.stash[_RESULT].add(line, Ran(item.nodeid, seconds, kernels))

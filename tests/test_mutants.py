@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 
 from tests import template_cover
 from tests.mutants import Mutant, drawn, mutants
-from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, equivalents, rounds, showing
+from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, equivalents, judged, rounds, showing
 from tests.template_cover import ALIKE, KEPT, ROOT, Cover, Ran
 
 
@@ -28,7 +29,7 @@ def test_every_template_with_code_has_mutants() -> None:
         "places/pages.j2",
         "cache/states.j2",
     }
-    # What is exported for C++ is compared with the launchers (tests/export); it has no kernel of its own.
+    # Text that is exported for C++ is compared with the launchers (tests/export); it has no kernel of its own.
     without |= {name for name in names if name.startswith("export/")}
     assert names - {m.template for m in every()} <= without
     for mutant in every():
@@ -122,7 +123,7 @@ def test_a_record_is_written_and_read_and_merged() -> None:
 
 
 def test_a_place_in_generated_code_is_a_line_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of kernels, of the device library with its banner and without, inlined; not of what is checked in."""
+    """Lines of kernels and of the device library, with its banner and without, inlined; lines of generated/ are left out."""
     origins = ("", "", "templates/ops/a.cu.j2:1", "templates/places/rows.j2:7", "specs/x.cu:3")
     monkeypatch.setattr(template_cover, "_origins", {"set/a.cu": origins})
     template_cover._template_lines.cache_clear()
@@ -139,3 +140,14 @@ def test_a_place_in_generated_code_is_a_line_of_a_template(monkeypatch: pytest.M
     }.items():
         assert list(template_cover._template_lines(place)) == lines, place
     template_cover._template_lines.cache_clear()
+
+
+def test_a_campaign_goes_on(tmp_path: Path) -> None:
+    """Verdicts over other sources, and a line that was cut off, are not taken."""
+    file = tmp_path / "mutants.jsonl"
+    assert judged(file, "now") == {}
+    rows = [
+        f'{{"key": "{key}", "mutant": "{name}", "verdict": "killed"}}' for key, name in (("now", "a"), ("old", "b"))
+    ]
+    file.write_text("\n".join([*rows, '{"key": "now", "mut']), encoding="utf-8")
+    assert judged(file, "now") == {"a": "killed"}
