@@ -192,7 +192,7 @@ def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
         if what == role:
             garbage = np.full((rows.heads, rows.dim), value).astype(found.q.dtype)
             rows.write(place.page, 69 % scene.tokens, garbage, place.scales)
-    hold(found.wanted(), found.terms, found.q, *found.run(), [row for row in range(len(found.q)) if row != last])
+    hold(found.wanted(), found.numerics, found.q, *found.run(), [row for row in range(len(found.q)) if row != last])
 
 
 # Bad data ----------------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def hostile_step(name: str) -> Step:
 
 @cache
 def served(name: str) -> tuple[Raw, Raw | None, Decoded]:
-    """What they get where nothing is wrong."""
+    """The rows' results where nothing is wrong."""
     return hostile_step(name).check()
 
 

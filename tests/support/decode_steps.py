@@ -29,7 +29,7 @@ from tests.support.harness import (
 from tests.support.loud_tokens import Loud, raise_edges
 from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Scene
-from tests.support.tolerance import Terms, hold_counts, terms
+from tests.support.tolerance import Numerics, hold_counts, numerics
 
 
 @dataclass
@@ -46,13 +46,15 @@ class Step:
     level: bool = False
 
     @property
-    def terms(self) -> Terms:
-        """What the oracle has to compute."""
-        return terms(self.scene.kernels, self.op, self.arguments)
+    def numerics(self) -> Numerics:
+        """The numerics that the oracle computes in."""
+        return numerics(self.scene.kernels, self.op, self.arguments)
 
     def wanted(self) -> Decoded:
-        """What the oracle makes of it."""
-        return decode(self.scene.view, self.scene.rows(), self.q, row_offsets=self.row_offsets, **self.terms.oracle())
+        """The oracle's result."""
+        return decode(
+            self.scene.view, self.scene.rows(), self.q, row_offsets=self.row_offsets, **self.numerics.oracle()
+        )
 
     def check(self, *, lse: bool = True, workspace: Any = None) -> tuple[Raw, Raw | None, Decoded]:
         """Run it and hold out, lse, the error word and all memory to the oracle; with a workspace planned
@@ -67,13 +69,13 @@ class Step:
             workspace=workspace,
         )
         if self.level and found[1] is not None and self.op.score is None and self.op.sinks is None:
-            hold_counts(found[2], self.terms, found[1])
+            hold_counts(found[2], self.numerics, found[1])
         return found
 
     def run(self, *, workspace: Any = None) -> tuple[Raw, Raw]:
         """Run it; out and log-sum-exp as they come, for what the oracle cannot say."""
         shape = (len(self.q), self.q.shape[1])
-        out = np.zeros((*shape, self.scene.cache.v_dim), dtype(self.terms.out).numpy())
+        out = np.zeros((*shape, self.scene.cache.v_dim), dtype(self.numerics.out).numpy())
         lse = np.zeros(shape, np.float32)
         brought = brought_by(self.scene, self.op.name, self.q, self.arguments, self.row_offsets, workspace)
         Run(self.scene, self.op.name, launcher(self.scene, self.op.name), q=self.q, out=out, lse=lse, **brought)
@@ -126,7 +128,7 @@ def step(
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
     if loud and not level:
-        found.loud = raise_edges(scene, q, totals, rows=ranges, given=found.terms)
+        found.loud = raise_edges(scene, q, totals, rows=ranges, given=found.numerics)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
+"""Parts that tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.harness import Run, hold_untouched, launcher, on_machine, pac
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.sets import archs_of
-from tests.support.tolerance import Terms, hold
+from tests.support.tolerance import Numerics, hold
 
 SCALE = 192**-0.5
 TILES = (32, 64)  # tokens
@@ -102,11 +102,11 @@ def op_of(kernels: KernelSet) -> MlaDecode:
     return op
 
 
-def terms(kernels: KernelSet, sinks: Raw | None = None) -> Terms:
-    """What it computes, as tests.support.tolerance takes it."""
+def numerics(kernels: KernelSet, sinks: Raw | None = None) -> Numerics:
+    """Numerics of mla_decode, as tests.support.tolerance takes them."""
     op = op_of(kernels)
     kind = kernels.cache.dtype
-    return Terms(
+    return Numerics(
         op.scale or 0.0,
         kind,
         op.out_dtype or kind,
@@ -223,7 +223,7 @@ def call(
 
     `others` are the scenes of its other caches, by the names of its sources.
     """
-    kernels, given = scene.kernels, terms(scene.kernels, arguments.get("sinks"))
+    kernels, given = scene.kernels, numerics(scene.kernels, arguments.get("sinks"))
     op = op_of(kernels)
     assert isinstance(kernels.cache, Latent)
     width = (kernels.q_heads, kernels.cache.latent_part)

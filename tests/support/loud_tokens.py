@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvgen.layout.dtypes import dtype
-from kvgen.reference.attention import Arguments, Standing, visible
+from kvgen.reference.attention import Arguments, RowPosition, visible
 from tests.support.memory import Raw
 from tests.support.scenes import Scene
-from tests.support.tolerance import Terms
+from tests.support.tolerance import Numerics
 
 # Just below 4, where 16 bits round a score by little, and still some fifty times as heavy as most tokens.
 LOUD = 3.9
@@ -38,7 +38,7 @@ def raise_edges(
     counts: Sequence[int],
     *,
     rows: Sequence[tuple[int, int]] | None = None,
-    given: Terms | None = None,
+    given: Numerics | None = None,
 ) -> list[Loud]:
     """Make tokens loud, to one query head of each kv head: a high score, large values of random sign.
 
@@ -55,13 +55,13 @@ def raise_edges(
 
 
 class _Request:
-    def __init__(self, scene: Scene, q: Raw, b: int, count: int, begin: int, rows: int, given: Terms | None) -> None:
+    def __init__(self, scene: Scene, q: Raw, b: int, count: int, begin: int, rows: int, given: Numerics | None) -> None:
         self.scene, self.q, self.b, self.begin = scene, q.astype(np.float64), b, begin
         self.q *= 1.0 if given is None else given.q_scale
         self.kind = dtype(scene.cache.dtype).numpy()
         self.scale = scene.scale if given is None else given.scale
         self.alive = np.arange(scene.view.first_token(count), count, dtype=np.int64)
-        at = Standing(b, begin, np.arange(rows), rows, count)
+        at = RowPosition(b, begin, np.arange(rows), rows, count)
         mask, arguments = (None, {}) if given is None else (given.mask, given.arguments or {})
         self.seen = visible(mask, at, self.alive, Arguments(arguments, q.shape[1], scene.cache.kv_heads))
 
