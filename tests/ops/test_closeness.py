@@ -20,7 +20,7 @@ from kvgen.schema.mask import Mask
 from kvgen.score import Score
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import Step, step
-from tests.support.loud_tokens import Loud
+from tests.support.dominant_tokens import DominantToken
 from tests.support.memory import Raw
 from tests.support.tolerance import Numerics, hold, hold_counts, rounder
 
@@ -58,7 +58,9 @@ SETS = {
 }
 
 
-def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice: bool = False) -> tuple[Raw, Raw]:
+def imitated(
+    found: Step, wanted: Decoded, change: DominantToken | None = None, *, twice: bool = False
+) -> tuple[Raw, Raw]:
     """Output and sums of an honest kernel, weights rounded to the type it computes in. With `change` only that row, whose
     token it leaves out if it is visible (or takes `twice`), else takes."""
     given = found.numerics
@@ -86,7 +88,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
     return out.astype(kind), lse.astype(np.float32)
 
 
-def _changed(found: Step, seen: VisibleKeys, change: Loud, twice: bool) -> VisibleKeys:
+def _changed(found: Step, seen: VisibleKeys, change: DominantToken, twice: bool) -> VisibleKeys:
     here = seen.tokens == change.token
     if change.visible and not twice:
         return replace(seen, k=seen.k[~here], v=seen.v[~here], tokens=seen.tokens[~here])
@@ -107,7 +109,7 @@ TOTALS = {name: (300, 65, 17) if name in LONGER else (129, 64, 3) for name in SE
 
 @pytest.mark.parametrize(("name", "totals"), TOTALS.items(), ids=TOTALS)
 def test_one_token_shows(name: str, totals: tuple[int, ...]) -> None:
-    """Honest results pass; each loud token that is lost, taken twice, or seen though it is hidden, fails the output alone,
+    """Honest results pass; each dominant token that is lost, taken twice, or seen though it is hidden, fails the output alone,
     and the log-sum-exp alone."""
     _one_token_shows(step(SETS[name], replace(PLAIN, totals=totals, new=(0, 0, 0), seed=sum(totals))))
 
@@ -121,8 +123,8 @@ def _one_token_shows(found: Step) -> None:
     wanted = found.wanted()
     out, lse = imitated(found, wanted)
     hold(wanted, given, found.q, out, lse)
-    assert any(one.visible for one in found.loud)
-    for one in found.loud:
+    assert any(one.visible for one in found.dominant)
+    for one in found.dominant:
         for twice in (False, True)[: 1 + one.visible]:
             bad, bad_lse = imitated(found, wanted, one, twice=twice)
             seen = wanted.seen[one.row]
@@ -134,7 +136,7 @@ def _one_token_shows(found: Step) -> None:
 
 def test_where_naive_attention_is_right() -> None:
     """With one token and one head it may be, to the bit: honest roundings pass all the same, and no more than these."""
-    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), loud=False)
+    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), dominant=False)
     found.q[...] = 1
     k, v = (
         np.full((r.heads, r.dim), value, found.q.dtype) for r, value in zip(found.scene.rows(), (0.25, 10), strict=True)
@@ -180,7 +182,7 @@ def _attended(q: Raw, k: Raw, rounded: Callable[[Raw], Raw] = np.asarray) -> tup
 
 
 def test_level_queries_count_tokens() -> None:
-    """Where all scores are 0, a token more or less among thousands shows in the log-sum-exp, loud or not."""
+    """Where all scores are 0, a token more or less among thousands shows in the log-sum-exp, dominant or not."""
     found = step(SETS["close_one"], replace(PLAIN, totals=(5000,), new=(0,)), level=True)
     given = found.numerics
     wanted = found.wanted()
@@ -188,6 +190,6 @@ def test_level_queries_count_tokens() -> None:
     hold(wanted, given, found.q, out, lse)
     hold_counts(wanted, given, lse)
     for twice in (False, True):
-        _, bad = imitated(found, wanted, Loud(0, 2345, 0, 0, True), twice=twice)
+        _, bad = imitated(found, wanted, DominantToken(0, 2345, 0, 0, True), twice=twice)
         with pytest.raises(AssertionError):
             hold_counts(wanted, given, bad)

@@ -16,6 +16,7 @@ from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
 from kvgen.schema.mask import TREE_ROWS
 from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.dominant_tokens import DominantToken, raise_edges
 from tests.support.harness import (
     Run,
     brought_by,
@@ -26,7 +27,6 @@ from tests.support.harness import (
     offsets_of,
     planned,
 )
-from tests.support.loud_tokens import Loud, raise_edges
 from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.tolerance import Numerics, hold_counts, numerics
@@ -42,7 +42,7 @@ class Step:
     q: Raw
     row_offsets: Raw | None
     arguments: dict[str, Any]
-    loud: list[Loud]
+    dominant: list[DominantToken]
     level: bool = False
 
     @property
@@ -101,7 +101,7 @@ def step(
     *,
     op: str = "decode",
     offsets: bool = True,
-    loud: bool = True,
+    dominant: bool = True,
     level: bool = False,
 ) -> Step:
     """A scene whose request b holds batch.totals[b] tokens, counts[b] of them (by default as many as there can be) this
@@ -127,8 +127,8 @@ def step(
     found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), [], level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
-    if loud and not level:
-        found.loud = raise_edges(scene, q, totals, rows=ranges, given=found.numerics)
+    if dominant and not level:
+        found.dominant = raise_edges(scene, q, totals, rows=ranges, given=found.numerics)
     return found
 
 

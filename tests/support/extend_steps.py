@@ -15,8 +15,8 @@ from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
 from tests.support.batches import OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.support.decode_steps import arguments_of
+from tests.support.dominant_tokens import raise_edges
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
-from tests.support.loud_tokens import raise_edges
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.tolerance import Numerics, hold, hold_counts, numerics
@@ -112,7 +112,7 @@ def step(
     *,
     op: str = "extend",
     offsets: bool = True,
-    loud: bool = True,
+    dominant: bool = True,
     level: bool = False,
 ) -> Step:
     """A scene whose request b holds batch.totals[b] tokens, the last counts[b] of them this step's, and a row of q each;
@@ -140,8 +140,8 @@ def step(
     found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
-    if loud and not level:
-        # Of many rows the last ones: the more tokens are loud, the less each one weighs.
+    if dominant and not level:
+        # Of many rows the last ones: the more tokens are dominant, the less each one weighs.
         raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.numerics)
     return found
 
@@ -154,7 +154,7 @@ def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int,
     def scene(rows: int, others: tuple[int, ...]) -> Step:
         totals = (total, *others)
         batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others))
-        found = step(kernels, batch, (rows, *others), loud=False)
+        found = step(kernels, batch, (rows, *others), dominant=False)
         tokens, roles = np.random.default_rng(11), found.scene.rows()
         for token in range(total):  # the same ones in every scene
             found.scene.write(0, token, [tokens.standard_normal((x.heads, x.dim)).astype(found.q.dtype) for x in roles])

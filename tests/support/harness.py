@@ -30,7 +30,7 @@ from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.schema.loader import LoadedSet
 from tests.support.batches import Batch
-from tests.support.loud_tokens import raise_edges as raise_edges
+from tests.support.dominant_tokens import raise_edges as raise_edges
 from tests.support.memory import CANARY, Bytes, Raw, rows_array
 from tests.support.scenes import Memory, Scene
 from tests.support.sets import ALL, archs_of
