@@ -25,7 +25,7 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
         )
     for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
-            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, apart=new.inputs == "parts")
+            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, in_parts=new.inputs == "parts")
     _check_norm_order(new, kernels)
     if new.position_scale is not None:
         _check_position_scale(new, kernels)
@@ -143,11 +143,11 @@ def check_norm(
     *,
     q_dim: int | None = None,
     role: str = "k",
-    apart: bool = False,
+    in_parts: bool = False,
     stored: bool = False,
 ) -> None:
-    """Raise ValueError where a norm does not fit the rows of a role; `apart`: a latent row's parts are two arrays, `stored`: they
-    are read where they are stored."""
+    """Raise ValueError where a norm does not fit the rows of a role; `in_parts`: a latent row's parts are two arrays, `stored`:
+    they are read where they are stored."""
     cache = kernels.kv
     if field == "v_norm" and "v" not in cache.roles:
         raise ValueError("v_norm: got one for a cache that stores K only; it has no V rows; leave it out")
@@ -157,8 +157,8 @@ def check_norm(
             "q_norm: got a norm with latent rows and q_dim=None; q is then its RoPE part alone, and a norm is over whole heads; "
             f"bring them with q_dim={cache.head_dim}, or leave it out"
         )
-    if cache.rope_part and norm.whole_row and field != "q_norm" and (apart or stored):
-        why = "inputs='parts'" if apart else "rows that are stored in parts"
+    if cache.rope_part and norm.whole_row and field != "q_norm" and (in_parts or stored):
+        why = "inputs='parts'" if in_parts else "rows that are stored in parts"
         raise ValueError(
             f"{field}: got over='row' with {why}; its sum is over the latent and the RoPE part of a row of the caller's; "
             "use ops.Append with inputs='separate', or over='head', the norm of the latent part"

@@ -193,7 +193,7 @@ class RowParts:
         transformed = role in self.new.hadamard
         steps += [("Hadamard", transformed)]
         done = [word for word, is_done in steps if is_done]
-        apart = self.new.inputs == "parts" and role == "k"
+        in_parts = self.new.inputs == "parts" and role == "k"
         context = PartContext(
             title=part.title + (f": {', '.join(done)}" if done else ""),
             role=role,
@@ -214,11 +214,11 @@ class RowParts:
                 hadamard=decimal(part.dim**-0.5) if transformed else "",
                 bits=transformed,
             ),
-            given="k_tile" if self.new.tiled else f"{part.name}_in" if apart else f"{role}_in",
-            row=part.dim if apart else self._row(role),
+            given="k_tile" if self.new.tiled else f"{part.name}_in" if in_parts else f"{role}_in",
+            row=part.dim if in_parts else self._row(role),
             count="kQHeads" if role == "q" else "kHeads",
             heads=heads,
-            begin=0 if apart else part.begin,
+            begin=0 if in_parts else part.begin,
             bias=("bias" if flat else f"{role}_bias") if self.new.bias else "",
             bias_begin=self._offset(role) if flat else 0,
             norm=norm,
@@ -438,10 +438,10 @@ class RowParts:
             return ()
         found = {}
         tiled = {t.role for t in self.tiles}
-        apart = self.new.inputs == "parts"
+        in_parts = self.new.inputs == "parts"
         for part in self.parts:
             if not part.stored:
-                array = {"k_in": "k_latent"}.get(part.given, part.given.removesuffix("_in")) if apart else part.role
+                array = {"k_in": "k_latent"}.get(part.given, part.given.removesuffix("_in")) if in_parts else part.role
                 found[part.given] = self._input(part.given, array, part.role, part.row)
         for role in dict.fromkeys(w.segment.role for w in self.writes):
             if role not in tiled:

@@ -109,8 +109,8 @@ def pairs(rope: Rope, dim: int, *, dims: int | None = None, part: Part | None = 
     if dims % 2 or dims > dim:
         raise ValueError(f"dims: got {dims} rotated elements of {dim}")
     begin = dim - dims if (part or rope.part) == "last" else 0
-    half, step, apart = dims // 2, *((1, dims // 2) if rope.style == "neox" else (2, 1))
-    return [(begin + i * step, begin + i * step + apart) for i in range(half)]
+    half, step, distance = dims // 2, *((1, dims // 2) if rope.style == "neox" else (2, 1))
+    return [(begin + i * step, begin + i * step + distance) for i in range(half)]
 
 
 def rotate(

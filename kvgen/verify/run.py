@@ -193,8 +193,8 @@ def _neighbours(got: NDArray[Any], right: NDArray[Any]) -> bool:
     size = got.dtype.itemsize
     a, b = (np.ascontiguousarray(x).reshape(-1).view(f"i{size}").astype(np.int64) for x in (got, right))
     pairs = [(a, b)] if kind_of(got) != "u8" else [(a & 15, b & 15), (a >> 4, b >> 4)]
-    apart = np.concatenate([np.abs(x - y) for x, y in pairs])
-    return bool(apart.max(initial=0) <= 1 and (apart > 0).sum() * SOME <= max(len(apart), SOME))
+    distance = np.concatenate([np.abs(x - y) for x, y in pairs])
+    return bool(distance.max(initial=0) <= 1 and (distance > 0).sum() * SOME <= max(len(distance), SOME))
 
 
 def _said(word: int) -> str:
