@@ -84,7 +84,7 @@ def _with_copies(cubin: str, tile: int, consumers: tuple[Part, ...], boxes: int,
     )
     full, free = Mbarrier(1, nbytes), Mbarrier(4 * len(consumers), ahead=2)
     met = {"K": full, "V": full, "K free": free, "V free": free} | {f"turn {n}": Mbarrier(8) for n in range(turns)}
-    return Structure(cubin, (*consumers, producer), tile, 1, met, apart=True)
+    return Structure(cubin, (*consumers, producer), tile, 1, met, has_producer=True)
 
 
 PEERS: Final = (

@@ -39,7 +39,7 @@ _SCALE: Final[Mapping[Unit, float]] = {"TFLOP/s": 1e6, "GB/s": 1e3, "us": 1.0}  
 
 @dataclass(frozen=True)
 class Structure:
-    """What a kernel's source says of its main loops. `tile`: tokens of one; `done`: tiles of a chunk that the code outside the
+    """A kernel's main loops, as its source has them. `tile`: tokens of one; `done`: tiles of a chunk that the code outside the
     loop does; `rare`: instructions of one trip in so many."""
 
     cubin: str
@@ -48,7 +48,7 @@ class Structure:
     done: int = 0
     mbarriers: Mapping[str, Mbarrier] = field(default_factory=dict)
     rare: tuple[str, int] | None = None
-    apart: bool = False  # other warps copy than compute
+    has_producer: bool = False  # other warps copy than compute
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ FLASHMLA_SPARSE: Final = Structure(
     ),
     tile=64,
     mbarriers={"rows": Mbarrier(4), "free": Mbarrier(8, ahead=2)},
-    apart=True,
+    has_producer=True,
 )
 
 
@@ -193,7 +193,7 @@ def _fa3(cubin: str, tile: int, loop: int, producer: Part, full: Mbarrier) -> St
         ),
         tile=tile,
         done=1,
-        apart=True,
+        has_producer=True,
         mbarriers={
             "K": full,
             "V": full,
@@ -391,7 +391,7 @@ class Predicted:
 
     @property
     def keeps_bound(self) -> bool:
-        """Whether the figure is a bound, which then tells no more than that."""
+        """True: the figure is a bound, and tells no more than that."""
         return self.row.at_least and self.error >= 0
 
 
@@ -457,7 +457,7 @@ def _microseconds(row: Row, graph: Sequence[Block], device: Device, code: Code) 
         dependent_loads=dependent_loads([word for block in graph for word in block.code]),
         ends=code.ends,
         done=structure.done,
-        apart=structure.apart,
+        has_producer=structure.has_producer,
     )
     whole = launch(trip, Work(row.chunks, 1, row.pieces), device.at(clock_memory=clock))
     return whole.total + (row.nodes - 1) * whole.node
@@ -524,7 +524,8 @@ def _median_error(rows: Sequence[Predicted]) -> float:
 
 
 def loops_of(graph: Sequence[Block]) -> str:
-    """Of each innermost loop that computes, copies or loads: how long its usual trip is, what of, and at which words it meets."""
+    """Each innermost loop that computes, copies or loads: how long its usual trip is, its kinds of words, and the words at which
+    it meets others."""
     lines = []
     found = loops(graph)
     for loop in found:

@@ -77,9 +77,9 @@ quantized: `hadamard` of `ops.Append` and `ops.IndexerQuery`, for keys that are 
 ## Where engines differ
 
 - `indexer_rope_interleave` is read, as by vLLM; transformers 5.23 interleaves GLM's indexer whatever it says.
-- `partial_rotary_factor` under default RoPE: transformers' code of most families turns the whole head, whatever the field
-  says, and vLLM turns that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
-  part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) turn it.
+- `partial_rotary_factor` under default RoPE: transformers' code of most families rotates the whole head, whatever the field
+  says, and vLLM rotates that part. kvgen follows transformers, and the spec's docstring then says so. Families whose code has the
+  part (GLM, Phi, GPT-NeoX, Nemotron, StableLM, Qwen 3-Next and later, MiniMax-M2, MiMo and others) rotate it.
 - `original_max_position_embeddings` beside the scaling wins over the one inside, as in the models that transformers builds
   and in vLLM. Parameters by kind of layers keep their own.
 - `attn_factor` under YaRN multiplies cos and sin, as in vLLM and SGLang; transformers 5.23 warns of an unknown field. Files that have

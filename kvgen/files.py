@@ -19,10 +19,10 @@ from typing import BinaryIO, Final, Literal
 
 from kvgen.errors import ToolError
 
-Kind = Literal["missing", "file", "folder", "link", "FIFO", "device", "socket"]
+FileKind = Literal["missing", "file", "folder", "link", "FIFO", "device", "socket"]
 AnyPath = str | os.PathLike[str]
 
-_KINDS: Final[dict[int, Kind]] = {
+_KINDS: Final[dict[int, FileKind]] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "folder",
     stat.S_IFLNK: "link",
@@ -43,7 +43,7 @@ def named(path: AnyPath) -> str:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """What the file system objects to, in a few words."""
+    """The file system's objection, in a few words."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, UnicodeError):
@@ -51,8 +51,8 @@ def reason(error: OSError | ValueError) -> str:
     return "no file name can have a NUL character" if "null" in str(error) else str(error)
 
 
-def kind_of(path: AnyPath) -> Kind:
-    """What lies at a path, a link being a link. Raises ToolError where that cannot be found out."""
+def kind_of(path: AnyPath) -> FileKind:
+    """Kind of the file at a path, a link being a link. Raises ToolError where that cannot be found out."""
     try:
         return _kind(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -62,7 +62,7 @@ def kind_of(path: AnyPath) -> Kind:
 
 
 def is_folder(path: AnyPath) -> bool:
-    """Whether a folder is at a path, or where a link there leads. Raises ToolError where that cannot be found out."""
+    """True: a folder is at a path, or where a link there leads. Raises ToolError where that cannot be found out."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -71,7 +71,7 @@ def is_folder(path: AnyPath) -> bool:
         raise ToolError(f"{named(path)}: cannot be looked at ({reason(error)})") from error
 
 
-def _kind(mode: int) -> Kind:
+def _kind(mode: int) -> FileKind:
     return _KINDS.get(stat.S_IFMT(mode), "device")
 
 

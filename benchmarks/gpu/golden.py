@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Case, Contents
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
 from kvgen.layout.dtypes import dtype
 from kvgen.schema.kernel_set import KernelSet
@@ -51,8 +51,8 @@ def compare(
     recorded = {name: _array(stored.get(f"after/{name}", stored[f"before/{name}"]), a) for name, a in flat.items()}
     gpu = Left(case.before.over(recorded), ())
     cpu = launch(case, verifier.memory)
-    wrong = [f"the GPU: {line}" for line in judged(case, gpu)] + [
-        f"the CPU machine: {line}" for line in judged(case, cpu)
+    wrong = [f"the GPU: {line}" for line in wrong_of(case, gpu)] + [
+        f"the CPU machine: {line}" for line in wrong_of(case, cpu)
     ]
     facts = {"elements": 0.0, "different": 0.0, "ulps": 0.0}
     for name, array in cpu.contents.flat().items():
@@ -64,9 +64,9 @@ def compare(
     return wrong, facts
 
 
-def judged(case: Case, left: Left) -> list[str]:
+def wrong_of(case: Case, left: Left) -> list[str]:
     """The differences between the memory that a launch left and the oracle's, a line each."""
-    found = Judged(case, case.before.copy(), left.contents)
+    found = Comparison(case, case.before.copy(), left.contents)
     cases = cases_of(case.call.op)
     word = cases.compare(found)
     if "errors" in found.wanted.arrays:

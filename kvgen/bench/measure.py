@@ -11,7 +11,7 @@ import numpy as np
 from kvgen.cases.contents import Call, Contents
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import GROUPS, LAYER, Group, Scene
-from kvgen.cases.unfused import Pass
+from kvgen.cases.separate_passes import Pass
 from kvgen.errors import DeviceError
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import Launched, machine

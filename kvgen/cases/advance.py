@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import Advance
@@ -24,6 +24,6 @@ class AdvanceCases(Cases[Advance]):
     def value(self, scene: Scene, name: str, like: Raw) -> Any:
         return np.array(scene.workload.new) if name == "new_tokens" else super().value(scene, name, like)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         j.wanted.arrays["new_lengths"][...], word = advance(j.view, **j.places("row_offsets", "new_tokens"))
         return word

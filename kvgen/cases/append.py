@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Case
 from kvgen.cases.drafts import drafts
-from kvgen.cases.judged import Judged
 from kvgen.cases.named import new_places
 from kvgen.cases.scene import Scene
+from kvgen.cases.separate_passes import Pass, separate_passes
 from kvgen.cases.step import Step
 from kvgen.cases.stored_rows import take_q
 from kvgen.cases.taken_rows import taken_rows
 from kvgen.cases.token_rows import Rows, StepCases, mark_slots
 from kvgen.cases.tolerance import Distance, take_row
 from kvgen.cases.touched_bytes import Marked, Token
-from kvgen.cases.unfused import Pass, separate_passes
 from kvgen.cases.workload import Launch
 from kvgen.ops import Append
 from kvgen.reference import seal
@@ -92,7 +92,7 @@ class AppendCases(StepCases[Append]):
             rows = case.before.rows(case.scene)
             seal(case.scene.view(case.before.tables), rows, new, row_offsets=arrays["row_offsets"])
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         scene, given = j.case.scene, j.arrays
         step = Step(self.op, scene.kernels)
         found, word = locate(
@@ -116,7 +116,7 @@ class AppendCases(StepCases[Append]):
                 else:
                     pool.put(at.b, at.position // scene.cache.entry_tokens, place, rows[role][row], at.after)
         for role, distance in far.items():
-            j.meet(f"rows of {role}", distance)
+            j.record(f"rows of {role}", distance)
         if "q_out" in given:
             take_q(j, found, change["q"], float(given["q_scale"][0]) if "q_scale" in given else 1.0)
         return word

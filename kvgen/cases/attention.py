@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.closeness import Terms, limits
+from kvgen.cases.closeness import Numerics, limits
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import O, Totals
 from kvgen.cases.scene import Lengths, Scene
 from kvgen.cases.token_rows import TokenCases
@@ -91,7 +91,7 @@ def first_seen(mask: Mask, total: int, rows: int) -> int:
     return max(window, position // mask.chunk * mask.chunk if mask.chunk is not None else 0)
 
 
-def take_attended(j: Judged, wanted: Decoded, given: Terms, heads: NDArray[np.bool_] | None = None) -> int:
+def take_attended(j: Comparison, wanted: Decoded, given: Numerics, heads: NDArray[np.bool_] | None = None) -> int:
     """out and lse of these query heads (None: all), row by row: NaN where the oracle has NaN, exactly 0 and the empty log-sum-exp
     where a row sees nothing, else within the bounds of kvgen.cases.closeness. Returns the error word."""
     out, lse = j.got.arrays["out"].astype(np.float64), j.got.arrays.get("lse")
@@ -111,10 +111,10 @@ def take_attended(j: Judged, wanted: Decoded, given: Terms, heads: NDArray[np.bo
             continue
         allowed, lse_allowed = limits(wanted, given, j.arrays["q"], row)
         far, far_lse = Distance(), Distance()
-        far.meet(np.abs(out[row] - wanted.out[row]), allowed)
-        j.meet(f"out, row {row}", far)
+        far.record(np.abs(out[row] - wanted.out[row]), allowed)
+        j.record(f"out, row {row}", far)
         if lse is not None:
-            far_lse.meet(np.abs(lse[row][~empty] - wanted.lse[row][~empty]), lse_allowed[~empty])
+            far_lse.record(np.abs(lse[row][~empty] - wanted.lse[row][~empty]), lse_allowed[~empty])
             if not far_lse.share <= 1:
                 j.wrong.append(f"lse, row {row}: off by {far_lse.error:.3g}, {far_lse.share:.3g} times its bound")
     for name in ("out", "lse"):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.cases.angles import table_rows
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.tolerance import Distance, compare_rows
@@ -31,7 +31,7 @@ class AttentionOutputCases(Cases[AttentionOutput]):
     def value(self, scene: Scene, name: str, like: Raw) -> Any:
         return np.arange(like.size).reshape(like.shape) % table_rows(scene) if name == "positions" else None
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         op, given, cache = self.op, j.arrays, j.case.scene.kernels.kv
         found = attention_output(
             given["o"],
@@ -45,7 +45,7 @@ class AttentionOutputCases(Cases[AttentionOutput]):
         )
         out = j.got.arrays["out"]
         if op.block is None:
-            j.meet("out", compare_rows(out, found.change, found.known))
+            j.record("out", compare_rows(out, found.change, found.known))
         else:
             _take_blocks(j, op, found)
         if not np.isnan((out if op.block is None else out.swapaxes(0, 1))[~found.known].astype(np.float32)).all():
@@ -56,7 +56,7 @@ class AttentionOutputCases(Cases[AttentionOutput]):
         return found.word
 
 
-def _take_blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
+def _take_blocks(j: Comparison, op: AttentionOutput, found: Output) -> None:
     """Codes and scales: scales between those of rows that have lost what f32 may lose, codes within half a step of the rows."""
     assert op.block is not None
     out, heads = j.got.arrays["out"].swapaxes(0, 1), j.case.scene.kernels.q_heads
@@ -67,9 +67,9 @@ def _take_blocks(j: Judged, op: AttentionOutput, found: Output) -> None:
         blocks_of(np.maximum(np.abs(rows) + by, 0), op.block, op.recipe, op.amax_min)[0] for by in (-lost, lost)
     )
     far = Distance()
-    far.meet(np.abs(scales - np.clip(scales, low, high)), ulp(high, np.dtype(np.float32)))
-    j.meet("scales", far)
+    far.record(np.abs(scales - np.clip(scales, low, high)), ulp(high, np.dtype(np.float32)))
+    j.record("scales", far)
     half = np.maximum(np.abs(rows) * 2.0**-4, np.repeat(scales, op.block, axis=-1) * 2.0**-10) * 1.001 + lost
     far = Distance()
-    far.meet(np.abs(read_blocks(codes, scales) - rows), half)
-    j.meet("out", far)
+    far.record(np.abs(read_blocks(codes, scales) - rows), half)
+    j.record("out", far)

@@ -19,7 +19,7 @@ from kvgen.layout.dtypes import dtype
 from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded
 from kvgen.reference.attention import Arguments, modified
-from kvgen.reference.decode import Seen, products, sums
+from kvgen.reference.decode import VisibleKeys, products, sums
 from kvgen.schema.kernel_set import KernelSet
 
 Raw = NDArray[Any]
@@ -30,9 +30,9 @@ TINY: Final = {"f32": 2.0**-126, "f16": 2.0**-24, "bf16": 2.0**-126, "e4m3": 2.0
 
 
 @dataclass(frozen=True)
-class Terms:
-    """The terms of a decode, or of an extend (`rows` 0): `compute` is the type that probabilities are rounded to ("f32": not at
-    all)."""
+class Numerics:
+    """Numerics of a decode, or of an extend (`rows` 0): scale, types, mask, score and sinks. `compute` is the type that
+    probabilities are rounded to ("f32": not at all)."""
 
     scale: float
     compute: str
@@ -55,11 +55,11 @@ class Terms:
         return {name: getattr(self, name) for name in names}
 
 
-def terms(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] | None = None) -> Terms:
-    """The terms of a set's decode or extend, with the arrays and scalars that a call brings by name."""
+def numerics(kernels: KernelSet, op: Decode | Extend, arguments: Mapping[str, Any] | None = None) -> Numerics:
+    """Numerics of a set's decode or extend, with the arrays and scalars that a call brings by name."""
     arguments = arguments or {}
     cache = kernels.kv
-    return Terms(
+    return Numerics(
         scale=op.softmax_scale(kernels),
         compute=computes_in(kernels, op),
         out=op.out_dtype or cache.dtype,
@@ -84,7 +84,7 @@ def computes_in(kernels: KernelSet, op: Decode | Extend) -> str:
     return "f32" if template.endswith("_simt.cu.j2") else kernels.kv.dtype
 
 
-def limits(wanted: Decoded, given: Terms, q: Raw, row: int) -> tuple[Floats, Floats]:
+def limits(wanted: Decoded, given: Numerics, q: Raw, row: int) -> tuple[Floats, Floats]:
     """How far a row that saw something may be off: (out `[q_heads, v_dim]`, lse `[q_heads]`)."""
     seen, right = wanted.seen[row], wanted.out[row]
     assert seen is not None
@@ -117,7 +117,7 @@ def _unsettled(right: Floats, element: str) -> float:
     return float(np.abs((x + third - third).astype(np.float64) - x.astype(np.float64)).max())
 
 
-def final_scores(query: Floats, seen: Seen, given: Terms) -> tuple[Floats, Floats]:
+def final_scores(query: Floats, seen: VisibleKeys, given: Numerics) -> tuple[Floats, Floats]:
     """The scores `[q_heads, n]` as the softmax gets them, and what f32 gets wrong on the way from scale * (q . k)."""
     raw = products(query, seen.k, given.scale)
     if given.score is None:
@@ -179,7 +179,7 @@ def bounds(
 
 
 def rounded_rows(
-    q: Floats, seen: Seen, given: Terms, right: Floats, lse: Floats
+    q: Floats, seen: VisibleKeys, given: Numerics, right: Floats, lse: Floats
 ) -> tuple[Floats | float, Floats | float]:
     """How far (out, lse) of one row is off if K and V alone are rounded to the type that the kernel computes in; 0 where they
     are numbers of that type.
@@ -197,7 +197,7 @@ def rounded_rows(
     return np.abs(out - right), np.abs(np.subtract(out_lse, lse, where=some, out=np.zeros(len(lse))))
 
 
-def naive(q: Floats, seen: Seen, given: Terms, *, rows_alone: bool = False) -> tuple[Floats, Floats]:
+def naive(q: Floats, seen: VisibleKeys, given: Numerics, *, rows_alone: bool = False) -> tuple[Floats, Floats]:
     """Attention of one row with K, V and (but for `rows_alone`) every intermediate rounded to the type that the kernel computes
     in, the log-sum-exp only as far as its terms are; (out, lse) as the oracle has them."""
     rounded = rounder(given.compute)
@@ -221,7 +221,7 @@ def naive(q: Floats, seen: Seen, given: Terms, *, rows_alone: bool = False) -> t
     return rounded(sums(shares, v)) / given.out_scale, lse
 
 
-def roundings(query: Floats, seen: Seen, given: Terms, scores: Floats) -> tuple[float, float]:
+def roundings(query: Floats, seen: VisibleKeys, given: Numerics, scores: Floats) -> tuple[float, float]:
     """The usual error of (out, natural lse) by rounding to the type that the kernel computes in: the root of the mean square, of
     the head and dim that has the largest. A rounding is off by half of HALF_ULP then; each weight and value has one, and each
     score and every term of it."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.token_lists import LISTED, token_lists
@@ -40,7 +40,7 @@ class CombineListsCases(Cases[CombineLists]):
                 return _ends(scene)[:-1] + [scene.entries(n) for n in scene.workload.totals]
         return super().value(scene, name, like)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         arrays = j.wanted.arrays
         return combine_lists(
             j.view,

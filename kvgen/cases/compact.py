@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Case
-from kvgen.cases.judged import Judged
 from kvgen.cases.new_tables import NewTablesCases, new_tables
 from kvgen.cases.scene import Scene
 from kvgen.ops import Compact
@@ -43,7 +43,7 @@ class CompactCases(NewTablesCases[Compact]):
             if name != "lengths" and f"new_{name}" in case.before.arrays:
                 case.before.arrays[f"new_{name}"][...] = array
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         found = j.wanted.arrays
         count, used, word = compact_plan(j.view, found["new_ids"], found["moves"])
         found["num_moves"][0] = count

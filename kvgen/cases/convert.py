@@ -7,8 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Case, Other
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import CountedCases
 from kvgen.cases.scene import Scene
 from kvgen.cases.touched_bytes import WHOLE, Marked, Token
@@ -56,7 +56,7 @@ class ConvertCases(CountedCases[Convert]):
         """The heads that move, of which this is the first."""
         return WHOLE if self.op.heads is None else slice(first, first + self.op.heads)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         source, read = j.case.call.others["source"].scene, j.wanted.others["source"]
         table = source.view(j.case.before.others["source"].tables)
         pools = j.wanted.rows(j.case.scene)

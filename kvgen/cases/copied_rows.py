@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import At, Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import At, Judged
 from kvgen.cases.named import alive_places
 from kvgen.cases.operation import O
 from kvgen.cases.scene import Scene
@@ -49,7 +49,7 @@ class CopiedRowsCases(TokenCases[O]):
             super().mark(call, marked, rows)
 
 
-def take_gathered(j: Judged, names: Sequence[str], gathered: Gathered, at: At = slice(None)) -> int:
+def take_gathered(j: Comparison, names: Sequence[str], gathered: Gathered, at: At = slice(None)) -> int:
     """Outputs of copied rows; those of requests with wrong data are NaN. Returns the error word."""
     for name, right in zip(names, gathered.outputs, strict=False):
         wanted, got = j.wanted.arrays[name][at], j.got.arrays[name][at]

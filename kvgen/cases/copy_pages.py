@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.page_ids import PageIdsCases
 from kvgen.ops import CopyPages
 from kvgen.reference import copy_pages
@@ -16,6 +16,6 @@ class CopyPagesCases(PageIdsCases[CopyPages]):
     ids = "pairs"
     pairs = True
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         given: dict[str, Any] = j.places("pairs", "scale_pairs")
         return copy_pages(j.case.scene.cache, j.wanted.pools, given.pop("pairs"), **given)

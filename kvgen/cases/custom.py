@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import LAYER, Scene, aligned
 from kvgen.cases.tolerance import Distance
@@ -69,7 +69,7 @@ class CustomCases(Cases[Custom]):
             return ""
         return "ran, and its accesses were checked; its results were compared with nothing, for the spec has no oracle="
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         """Written arrays, in a batch whose data is right. Everything else must be as it was, but for the cache of a kernel that
         writes to it. Returns the error word, 0 in such a batch."""
         op, bad = self.op, bool(j.case.fault)
@@ -100,7 +100,7 @@ def _extent(axis: int | str, sizes: dict[str, int], drawn: Iterator[int]) -> int
     return sizes[name] + int(more or 0)
 
 
-def _compare(j: Judged, op: Custom, written: Mapping[str, str]) -> None:
+def _compare(j: Comparison, op: Custom, written: Mapping[str, str]) -> None:
     given, oracle = _given(j), op.oracle
     assert oracle is not None
     try:
@@ -123,7 +123,7 @@ def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(sorted(map(str, names))) or "nothing"
 
 
-def _hold(j: Judged, name: str, right: Raw, tolerance: float) -> None:
+def _hold(j: Comparison, name: str, right: Raw, tolerance: float) -> None:
     got = j.got.arrays[name]
     if right.shape != got.shape:
         j.wrong.append(f"oracle: {name} has the shape {right.shape}; the array's is {got.shape}")
@@ -144,11 +144,11 @@ def _hold(j: Judged, name: str, right: Raw, tolerance: float) -> None:
         j.wrong.append(f"{name}: {what}: got {mine[at]}, it must be {theirs[at]}")
         return
     far = Distance()
-    far.meet(np.abs(mine[finite] - theirs[finite]), tolerance * np.maximum(1, np.abs(theirs[finite])))
-    j.meet(name, far)
+    far.record(np.abs(mine[finite] - theirs[finite]), tolerance * np.maximum(1, np.abs(theirs[finite])))
+    j.record(name, far)
 
 
-def _given(j: Judged) -> dict[str, Any]:
+def _given(j: Comparison) -> dict[str, Any]:
     """Data that an oracle may ask for: K and V of each request, lengths, and the call's arrays and numbers, floats as f64."""
     found: dict[str, Any] = {}
     if not j.case.scene.cache.states:
@@ -161,7 +161,7 @@ def _given(j: Judged) -> dict[str, Any]:
     return found | j.case.numbers
 
 
-def _tokens(j: Judged, which: int) -> list[NDArray[np.float64]]:
+def _tokens(j: Comparison, which: int) -> list[NDArray[np.float64]]:
     """Entries of K (0) or V (1) of each request, `[n, heads, dim]` in float64; NaN where a window has dropped them."""
     scene, view, found = j.case.scene, j.view, []
     rows = j.case.before.rows(scene, LAYER)[which]

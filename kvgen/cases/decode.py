@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from kvgen.cases import attention
 from kvgen.cases.attention import RowsAttentionCases, first_seen
-from kvgen.cases.closeness import terms
+from kvgen.cases.closeness import numerics
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.scene import Lengths, Scene
 from kvgen.cases.token_rows import Rows
 from kvgen.cases.touched_bytes import Marked, Token
@@ -68,8 +68,8 @@ class DecodeCases(RowsAttentionCases[Decode]):
             for position in range(max(first, page * scene.tokens), min(total, (page + 1) * scene.tokens)):
                 yield Token(b, position, None, total)
 
-    def compare(self, j: Judged) -> int:
-        given = terms(j.case.scene.kernels, self.op, {**j.arrays, **j.case.numbers})
+    def compare(self, j: Comparison) -> int:
+        given = numerics(j.case.scene.kernels, self.op, {**j.arrays, **j.case.numbers})
         q, rows = j.arrays["q"], j.wanted.rows(j.case.scene)
         how: dict[str, Any] = {"row_offsets": j.arrays.get("row_offsets"), **given.oracle()}
         if self.op.pages == "all":

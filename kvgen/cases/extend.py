@@ -10,9 +10,9 @@ import numpy as np
 
 from kvgen.cases import attention
 from kvgen.cases.attention import LONG, AttentionCases, first_seen
-from kvgen.cases.closeness import terms
+from kvgen.cases.closeness import numerics
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import Totals
 from kvgen.cases.scene import Lengths, Scene
 from kvgen.cases.workload import Workload
@@ -50,8 +50,8 @@ class ExtendCases(AttentionCases[Extend]):
         prompt = Workload("prompt", totals(LONG, 40, 17), (LONG - 20, 40, 1))
         return [*super().batches(kernels, totals), prompt]
 
-    def compare(self, j: Judged) -> int:
-        given = terms(j.case.scene.kernels, self.op, {**j.arrays, **j.case.numbers})
+    def compare(self, j: Comparison) -> int:
+        given = numerics(j.case.scene.kernels, self.op, {**j.arrays, **j.case.numbers})
         how = {name: value for name, value in given.oracle().items() if name != "rows"}
         most = TREE_ROWS if self.op.mask.tree == "packed" else LIMIT
         rows, offsets = j.wanted.rows(j.case.scene), j.arrays.get("row_offsets")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
 from kvgen.cases.copied_rows import take_gathered
-from kvgen.cases.judged import Judged
 from kvgen.cases.named import selected, tokens_of_query
 from kvgen.cases.scene import Scene
 from kvgen.cases.token_rows import Rows, TokenCases
@@ -49,7 +49,7 @@ class GatherRowsCases(TokenCases[GatherRows]):
             for position in tokens_of_query(call.scene, b, selected(call.scene)).tolist():
                 yield Token(b, position, None, total)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         names = [n for n in ("k_out", "v_out") if n in j.arrays]
         before = [j.wanted.arrays[n] for n in names]
         where = j.places("row_offsets", "slots")

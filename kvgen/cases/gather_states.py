@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.page_ids import PageIdsCases, states_of
 from kvgen.ops import GatherStates
 from kvgen.reference import gather_states
@@ -13,5 +13,5 @@ class GatherStatesCases(PageIdsCases[GatherStates]):
 
     ids = "ids"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         return gather_states(states_of(j.wanted.pools), j.arrays["ids"], j.wanted.arrays["states_out"])

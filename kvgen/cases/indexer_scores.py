@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.cases.attention import RowsAttentionCases
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.scene import Scene
 from kvgen.cases.tolerance import Distance
 from kvgen.cases.touched_bytes import Token
@@ -62,7 +62,7 @@ class IndexerScoresCases(RowsAttentionCases[IndexerScores]):
                 for position in range(block * size, min((block + 1) * size, scene.entries(total))):
                     yield Token(b, position, None, total)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         """Scores within the roundings of their sums."""
         op, given, wanted = self.op, j.arrays, j.wanted.arrays
         (keys,) = j.wanted.rows(j.case.scene)
@@ -100,14 +100,14 @@ def indexer_slack(wanted: Scored, dims: int, *, codes: bool) -> NDArray[np.float
     return cut + (dims + -(-dims // 32)) * 2.0**-13 * wanted.largest if codes else cut
 
 
-def take_scores(j: Judged, name: str, wanted: Scored, *, fill: bool) -> int:
+def take_scores(j: Comparison, name: str, wanted: Scored, *, fill: bool) -> int:
     """One array of scores held to the oracle's; `fill`: what no row sees is written too."""
     got, to = j.got.arrays[name], j.wanted.arrays[name]
     to[wanted.seen | fill] = wanted.logits[wanted.seen | fill]
     known, far, q = np.isfinite(wanted.logits), Distance(), j.arrays["q"]
     allowed = indexer_slack(wanted, q.shape[2] * (2 if q.dtype == np.uint8 else 1), codes=q.dtype.itemsize == 1)
-    far.meet(np.abs(got[known] - wanted.logits[known]), allowed[known])
-    j.meet(name, far)
+    far.record(np.abs(got[known] - wanted.logits[known]), allowed[known])
+    j.record(name, far)
     taken = known | np.isnan(wanted.logits) & np.isnan(got)
     to[taken] = got[taken]
     return wanted.errors

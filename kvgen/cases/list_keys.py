@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.token_lists import LISTED
@@ -18,6 +18,6 @@ class ListKeysCases(Cases[ListKeys]):
     def sizes(self, scene: Scene) -> dict[str, int]:
         return {"K": max(scene.workload.totals) + LISTED}
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         arrays = j.wanted.arrays
         return list_keys(j.view, j.arrays["row_offsets"], arrays["keys"], arrays["counts"], self.op.window)

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.scene import Scene
 from kvgen.cases.token_rows import StepCases
 from kvgen.ops import LoraAdd
@@ -25,7 +25,7 @@ class LoraAddCases(StepCases[LoraAdd]):
     def value(self, scene: Scene, name: str, like: NDArray[Any]) -> Any:
         return sum(scene.workload.new) if name == "lora_end_idx" else super().value(scene, name, like)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         end = j.case.numbers.get("lora_end_idx")
         if end is None:
             end = int(j.arrays["lora_end_idx"][0])

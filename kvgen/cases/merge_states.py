@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.cases.closeness import HALF_ULP, TINY
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.tolerance import Distance
@@ -30,7 +30,7 @@ class MergeStatesCases(Cases[MergeStates]):
         if isinstance(spec, Array) and spec.name.startswith("lse") and spec.access == "in":
             array[rng.random(array.shape) < 0.2] = float(self.op.lse_empty)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         """Within half an ulp of the output and what f32 loses of weights: an exponent of at most 128, rounded, and 2^-21."""
         op, given = self.op, j.arrays
         if "outs" in given:
@@ -43,10 +43,10 @@ class MergeStatesCases(Cases[MergeStates]):
         kind = op.out_dtype or op.dtype or j.case.scene.kv.dtype
         bound = HALF_ULP[kind] * np.abs(wanted) + TINY[kind] + 2.0**-15 * np.abs(outs.astype(np.float64)).max(axis=0)
         far, far_lse = Distance(), Distance()
-        far.meet(np.abs(j.got.arrays["out"].astype(np.float64) - wanted), bound)
-        j.meet("out", far)
+        far.record(np.abs(j.got.arrays["out"].astype(np.float64) - wanted), bound)
+        j.record("out", far)
         lse, finite = j.got.arrays["lse"].astype(np.float64), np.isfinite(sums)
-        far_lse.meet(np.abs(lse[finite] - sums[finite]), 2.0**-19 * (1 + np.abs(sums[finite])))
+        far_lse.record(np.abs(lse[finite] - sums[finite]), 2.0**-19 * (1 + np.abs(sums[finite])))
         if not far_lse.share <= 1 or (lse[~finite] != sums[~finite]).any():
             j.wrong.append(f"lse: off by {far_lse.error:.3g}, {far_lse.share:.3g} times its bound")
         for name in ("out", "lse"):

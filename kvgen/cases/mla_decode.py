@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from kvgen.cases import attention
 from kvgen.cases.attention import RowsAttentionCases
-from kvgen.cases.closeness import Terms
+from kvgen.cases.closeness import Numerics
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Other
-from kvgen.cases.judged import Judged
 from kvgen.cases.named import places, selected, tokens_of_query
 from kvgen.cases.operation import Totals
 from kvgen.cases.scene import Scene
@@ -93,10 +93,10 @@ class MlaDecodeCases(RowsAttentionCases[MlaDecode]):
         rate = kernels.kv.entry_tokens
         return [Workload("long", totals(attention.LONG * rate, LISTED * rate), (1, 1), listed=LISTED)]
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         op, kernels = self.op, j.case.scene.kernels
         kind, (keys,) = kernels.kv.dtype, j.wanted.rows(j.case.scene)
-        given = Terms(
+        given = Numerics(
             op.softmax_scale(kernels),
             kind,
             op.out_dtype or kind,
@@ -127,7 +127,7 @@ def _listed(scene: Scene) -> Iterator[Token]:
             yield Token(b, position, None, total)
 
 
-def _lists(j: Judged, scene: Scene, rows: StoredRows, prefix: str) -> Listed:
+def _lists(j: Comparison, scene: Scene, rows: StoredRows, prefix: str) -> Listed:
     """The lists of rows of a cache."""
     lists = j.arrays[f"{prefix}indices"], j.arrays.get(f"{prefix}topk_lengths")
     return Listed(rows, scene.pages, scene.tokens, *lists)

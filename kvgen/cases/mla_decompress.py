@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.copied_rows import take_gathered
 from kvgen.cases.decompressed import alignment_of
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import MlaDecompress
@@ -38,7 +38,7 @@ class MlaDecompressCases(Cases[MlaDecompress]):
         to = alignment_of(scene, self.op)
         return sum(-(-n // to) * to for n in scene.workload.totals)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         name = next(n for n in ("k_latent", "k") if n in j.arrays)
         pools, to = j.wanted.rows(j.case.scene), alignment_of(j.case.scene, self.op)
         where = j.places("buffer_row_offsets", "cache_offsets", "row_offsets")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.decompressed import alignment_of
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import MlaPlan
@@ -22,7 +22,7 @@ class MlaPlanCases(Cases[MlaPlan]):
     def sizes(self, scene: Scene) -> dict[str, int]:
         return {"C": CHUNKS}
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         found, to = j.wanted.arrays, alignment_of(j.case.scene, self.op)
         offsets = found["buffer_row_offsets"]
         own = j.arrays.get("row_offsets")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import LAYERS, Scene
 from kvgen.ops import MoveTokens
@@ -26,6 +26,6 @@ class MoveTokensCases(Cases[MoveTokens]):
         for name, at in (("src", slots[:count]), ("dst", slots[count : 2 * count])):
             arrays[name][...] = [*at, *[-1] * (count - len(at))]
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         layers = [j.wanted.rows(j.case.scene, layer) for layer in range(LAYERS)]
         return move_tokens(j.view, layers, **j.places("src", "dst", "row_offsets"))

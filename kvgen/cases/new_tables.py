@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases, O
 from kvgen.cases.scene import Scene
 
@@ -24,7 +24,7 @@ class NewTablesCases(Cases[O]):
                 arrays[f"new_{name}"][...] = 0 if name == "lengths" else table
 
 
-def new_tables(j: Judged) -> dict[str, Raw]:
+def new_tables(j: Comparison) -> dict[str, Raw]:
     """The new tables that the call writes, lengths left out, by the names of the old ones."""
     found = j.wanted.arrays
     return {name: found[f"new_{name}"] for name in j.case.before.tables if name != "lengths" and f"new_{name}" in found}

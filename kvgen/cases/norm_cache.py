@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.scene import Scene
 from kvgen.cases.stored_rows import take_in_place
 from kvgen.cases.token_rows import StepCases
@@ -21,7 +21,7 @@ class NormCacheCases(StepCases[NormCache]):
         part = self.op.norm.dim or scene.kv.head_dim - scene.kv.rope_part
         return self.op.role, slice(0, part) if self.op.role == "k" else WHOLE
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         op, cache = self.op, j.case.scene.kv
         which = "kv".index(op.role)
         mine, theirs = j.got.rows(j.case.scene)[which], j.wanted.rows(j.case.scene)[which]

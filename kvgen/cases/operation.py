@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Case, Contents, Other
-from kvgen.cases.judged import Judged
 from kvgen.cases.scene import LAYER, Lengths, Scene, aligned
+from kvgen.cases.separate_passes import Pass
 from kvgen.cases.touched_bytes import SECTOR
-from kvgen.cases.unfused import Pass
 from kvgen.cases.workload import Launch, Workload
 from kvgen.errors import ToolError
 from kvgen.layout.dtypes import dtype
@@ -235,7 +235,7 @@ class Cases(ABC, Generic[O]):
         return ""
 
     @abstractmethod
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         """Change `j.wanted`, a copy of the memory before the launch, into what the launch must have left, by the float64 oracle
         of kvgen.reference; returns the error word.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.tolerance import Distance, take_row
@@ -41,21 +41,21 @@ class PoolTokensCases(Cases[PoolTokens]):
         for places in (arrays[name] for name in ("state_ids", "state_table") if name in arrays):
             places[...] = rng.permutation(places.size + 2)[: places.size].reshape(places.shape)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         op, scene, found = self.op, j.case.scene, j.wanted.arrays
         step = pooled_step(op, scene.kernels, j.view, j.arrays, state_of(op, scene.kernels, found))
         (mine,), (theirs,), far = j.got.rows(scene), j.wanted.rows(scene), Distance()
         for row, at in enumerate(step.found):
             if at.places is not None:
                 far.add(take_row(mine, theirs, at.places[0], at.token, step.stored, row))
-        j.meet("entries", far)
+        j.record("entries", far)
         if "latent_out" in found:
             emitted = np.array([at.state != "padding" for at in step.found], bool)
             unknown = np.isin(np.arange(len(emitted)), step.unknown)
             got, far = j.got.arrays["latent_out"], Distance()
             known = emitted & ~unknown
-            far.meet(np.abs(got[known] - step.latent.rows[known, 0]), latent_error(step.latent, got.dtype)[known, 0])
-            j.meet("latent_out", far)
+            far.record(np.abs(got[known] - step.latent.rows[known, 0]), latent_error(step.latent, got.dtype)[known, 0])
+            j.record("latent_out", far)
             j.take_nan("latent_out", unknown)
             found["latent_out"][known] = got[known]
         return step.word

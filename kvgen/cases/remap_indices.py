@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.cases.token_lists import LISTED, token_lists
@@ -38,7 +38,7 @@ class RemapIndicesCases(Cases[RemapIndices]):
             rows[...] = rng.integers(0, named.shape[1] * block, rows.shape)  # columns of the blocks
         arrays["indices"][:, -1] = -1
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         return remap_indices(
             j.view,
             j.arrays["row_offsets"],

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.new_tables import NewTablesCases, new_tables
 from kvgen.cases.scene import Scene
 from kvgen.lowering.lowered import lower_pages
@@ -32,7 +32,7 @@ class ReorderCases(NewTablesCases[Reorder]):
         arrays["parents"][...] = [(b + 1) % max(batch - 1, 1) for b in range(batch)]
         arrays["fresh"][...] = [int(ids[-1, 0]) for ids in scene.ids]
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         new, fresh = new_tables(j), j.arrays["fresh"]
         free = {"page_table": fresh} | dict.fromkeys(new, fresh)
         lengths = j.wanted.arrays.get("new_lengths")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.scene import Scene
 from kvgen.cases.step import Step
 from kvgen.cases.stored_rows import take_in_place, take_q
@@ -24,7 +24,7 @@ class RotateCacheCases(StepCases[RotateCache]):
     def partial(self, call: Call, found: dict[str, int], rows: Rows) -> dict[str, int]:
         return super().partial(call, found, rows) | taken_rows(call, Step(self.op, call.scene.kernels), rows)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         scene = j.case.scene
         rope = Step(self.op, scene.kernels).rope
         assert rope is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.ops import RowOffsets
 from kvgen.reference import row_offsets
@@ -13,7 +13,7 @@ class RowOffsetsCases(Cases[RowOffsets]):
 
     lengths = "step"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         out = j.wanted.arrays["out"]
         out[...], word = row_offsets(j.view, out.dtype, j.arrays.get("row_offsets"))
         return word

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.copied_rows import CopiedRowsCases
-from kvgen.cases.judged import Judged
 from kvgen.ops import Scatter
 from kvgen.reference import scatter, scatter_raw
 
@@ -11,7 +11,7 @@ from kvgen.reference import scatter, scatter_raw
 class ScatterCases(CopiedRowsCases[Scatter]):
     """One layer, or all."""
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         where, word = j.places("row_offsets", "starts", "slots"), 0
         for pools, at in j.copied():
             if self.op.raw:

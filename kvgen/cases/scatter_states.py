@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.page_ids import PageIdsCases, states_of
 from kvgen.ops import ScatterStates
 from kvgen.reference import scatter_states
@@ -13,5 +13,5 @@ class ScatterStatesCases(PageIdsCases[ScatterStates]):
 
     ids = "ids"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         return scatter_states(states_of(j.wanted.pools), j.arrays["ids"], j.arrays["states"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call
-from kvgen.cases.judged import Judged
 from kvgen.cases.scene import Scene
 from kvgen.cases.taken_rows import taken_rows
 from kvgen.cases.token_rows import Rows, StepCases
@@ -29,6 +29,6 @@ class SealCases(StepCases[Seal]):
     def stored(self, scene: Scene) -> Sequence[int]:
         return scene.workload.before
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         rows = j.wanted.rows(j.case.scene)
         return seal(j.view, rows, [j.arrays["k"]], row_offsets=j.arrays["row_offsets"])

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import SlicedAdd
@@ -26,7 +26,7 @@ class SlicedAddCases(Cases[SlicedAdd]):
     def value(self, scene: Scene, name: str, like: NDArray[Any]) -> Any:
         return sum(scene.workload.new) // 2 if name == "lora_end_idx" else None
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         end = j.case.numbers.get("lora_end_idx")
         end = int(j.arrays["lora_end_idx"][0]) if end is None else end
         j.wanted.arrays["c"][...], word = sliced_add(j.arrays["a"], j.arrays["b"], lora_end_idx=end)

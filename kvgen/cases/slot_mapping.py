@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.ops import SlotMapping
 from kvgen.reference import slot_mapping
@@ -13,7 +13,7 @@ class SlotMappingCases(Cases[SlotMapping]):
 
     lengths = "step"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         wanted = j.wanted.arrays
         return slot_mapping(
             j.view,

@@ -30,7 +30,7 @@ class Step:
         self.latent = self.cache.head_dim - part if part else 0
         self.q_dim = op.q_dim or part or self.cache.head_dim
         self.rotary_dim = 0 if self.rope is None else self.rope.dim or part or self.cache.head_dim
-        # Of a proportional rope with pairs apart, the dims from the first that turns to the last.
+        # Of a proportional rope with pairs apart, the dims from the first that rotates to the last.
         self.rotary_span = self.rotary_dim
         if self.rope is not None and self.rope.proportional and self.rope.style == "neox":
             self.rotary_span = (self.cache.head_dim + self.rotary_dim) // 2
@@ -85,7 +85,7 @@ class Step:
         return any(not 0 <= int(p) < most for p in given)
 
     def changed(self, arrays: Mapping[str, Raw], positions: Raw) -> dict[str, Changed]:
-        """Every role's rows as they are stored; `positions[rows]` are those by which they turn, unless the call brings them."""
+        """Every role's rows as they are stored; `positions[rows]` are those by which they rotate, unless the call brings them."""
         op, found = self.op, {}
         if op.positions == "given":
             rate = 1 if op.inputs == "q" else self.cache.entry_tokens

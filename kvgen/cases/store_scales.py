@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.ops import StoreScales
 from kvgen.reference import store_scales
@@ -13,6 +13,6 @@ class StoreScalesCases(Cases[StoreScales]):
 
     lengths = "step"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         pools, which = j.wanted.rows(j.case.scene), "kv".index(self.op.role)
         return store_scales(j.view, pools, j.arrays["new_scales"], row_offsets=j.arrays["row_offsets"], role=which)

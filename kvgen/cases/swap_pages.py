@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Call, Contents, Pools, random_like
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import SwapPages
@@ -43,7 +43,7 @@ class SwapPagesCases(Cases[SwapPages]):
     def cache(self, call: Call, name: str, memory: Contents) -> Any:
         return call.scene.package.Pages(**memory.pools)
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         others = j.wanted.others["other"].pools
         pools = {name: pool for name, pool in j.wanted.pools.items() if name in others}
         given: dict[str, Any] = j.places("pairs", "scale_pairs")

@@ -48,7 +48,7 @@ def _mark_angles(call: Call, step: Step, rotated: Marks, taken: Marks) -> None:
 
 
 def _positions(call: Call) -> NDArray[np.int64]:
-    """The position by which every row of the step turns, 0 of padding."""
+    """The position by which every row of the step rotates, 0 of padding."""
     scene = call.scene
     found, rate = np.zeros(call.total, np.int64), scene.cache.entry_tokens
     for begin, total, new in zip(call.begins, scene.workload.totals, scene.workload.new, strict=True):

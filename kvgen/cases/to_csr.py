@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import ToCsr
@@ -17,7 +17,7 @@ class ToCsrCases(Cases[ToCsr]):
     def sizes(self, scene: Scene) -> dict[str, int]:
         return {"J": sum(-(-n // scene.tokens) for n in scene.workload.totals) + 2}
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         found = j.wanted.arrays
         return to_csr(
             j.view,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.operation import Cases
 from kvgen.cases.scene import Scene
 from kvgen.ops import ToDense
@@ -17,7 +17,7 @@ class ToDenseCases(Cases[ToDense]):
     def sizes(self, scene: Scene) -> dict[str, int]:
         return {"C": scene.columns}
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         return to_dense(
             j.view,
             j.wanted.arrays["page_table"],

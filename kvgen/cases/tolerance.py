@@ -25,12 +25,12 @@ _INTEGERS: Final = {"i8": 0.502, "i4": 0.51, "i3": 0.51, "i2": 0.51}
 
 @dataclass
 class Distance:
-    """The largest difference that was met, and the largest share of what is allowed."""
+    """The largest difference that was recorded, and the largest share of what is allowed."""
 
     error: float = 0.0
     share: float = 0.0
 
-    def meet(self, off: Raw, allowed: Raw) -> None:
+    def record(self, off: Raw, allowed: Raw) -> None:
         """Count differences in; NaN is as far as anything can be, and where anything goes nothing is."""
         off = np.where(np.isinf(allowed), 0.0, np.where(np.isnan(off), np.inf, off))
         if off.size:
@@ -59,7 +59,7 @@ def compare_rows(got: Raw, change: Changed, rows: NDArray[np.bool_], scale: floa
     found, most = Distance(), _most(got.dtype)
     want = np.clip(change.rows[rows] / scale, -most, most)
     allowed = ulp(want, got.dtype) * 0.5001 + change.lost[rows] / scale + np.abs(want) * 2.0**-22
-    found.meet(np.abs(got[rows].astype(np.float64) - want), allowed)
+    found.record(np.abs(got[rows].astype(np.float64) - want), allowed)
     return found
 
 
@@ -72,7 +72,7 @@ def compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: D
     """How far a part of a token's row is from what it should be, `lost` being what that may be off by."""
     if isinstance(part, Plain):
         got = part.read(place, token)
-        found.meet(np.abs(got.astype(np.float64) - want), ulp(want, got.dtype) / 2 + lost)
+        found.record(np.abs(got.astype(np.float64) - want), ulp(want, got.dtype) / 2 + lost)
         return
     scale, zero = part._stored(part.scales.read(place.scales, token) if part.scales is not None else None)
     if part.scales is not None:
@@ -102,7 +102,7 @@ def compare(part: Part, place: Place, token: int, want: Raw, lost: Raw, found: D
         allowed = allowed + least / 2 + steps * LARGEST[part.quant.codes.name] / 2
     if part.quant.recipe == "max":  # values go through e4m3
         allowed = allowed + np.abs(numbers) * 2.0**-4
-    found.meet(np.abs(numbers - want), allowed)
+    found.record(np.abs(numbers - want), allowed)
 
 
 def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, found: Distance) -> None:
@@ -119,7 +119,7 @@ def _compare_codebook(part: Coded, codes: Raw, unit: Raw, want: Raw, lost: Raw, 
     half = np.maximum(np.append(gaps, gaps[-1]), np.append(gaps[0], gaps))[codes] / 2
     inside = np.clip(want, unit * book[0], unit * book[-1])
     allowed = unit * half * _STEP + lost + np.abs(want) * _LOST + rounded + 1e-30
-    found.meet(np.abs(numbers * unit - inside), allowed)
+    found.record(np.abs(numbers * unit - inside), allowed)
 
 
 def _compare_signs(part: Coded, codes: Raw, stored: Raw, want: Raw, lost: Raw, found: Distance) -> None:
@@ -130,12 +130,12 @@ def _compare_signs(part: Coded, codes: Raw, stored: Raw, want: Raw, lost: Raw, f
     assert norm is not None
     reach = lost + np.abs(want) * _LOST + 1e-30
     left = want - book[codes % len(book)] * norm
-    found.meet(np.where((left >= 0) == (codes >= len(book)), 0.0, np.abs(left)), reach)
+    found.record(np.where((left >= 0) == (codes >= len(book)), 0.0, np.abs(left)), reach)
     unit = np.where(norm == 0, 1.0, norm)
     square = np.where(norm == 0, book[codes % len(book)], left / unit)[None] ** 2
     exact = np.sqrt(part._blocks_of(square).mean(axis=-1))
     off = part._blocks_of((reach / unit)[None]).max(axis=-1)
-    found.meet(np.abs(stored.astype(np.float64) - exact), ulp(exact, stored.dtype) + off)
+    found.record(np.abs(stored.astype(np.float64) - exact), ulp(exact, stored.dtype) + off)
 
 
 def _compare_scale(part: Coded, scale: Raw, want: Raw, lost: Raw, found: Distance) -> None:
@@ -146,7 +146,7 @@ def _compare_scale(part: Coded, scale: Raw, want: Raw, lost: Raw, found: Distanc
     sides = [part._chosen((want + sign * reach)[None].astype(np.float32))[0] for sign in (-1, 1)]
     low, high = (np.zeros(exact.shape) if s is None else s.astype(np.float64) for s in sides)
     allowed = ulp(exact.astype(np.float64), exact.dtype) + np.abs(high - low)
-    found.meet(np.abs(scale.astype(np.float64) - exact.astype(np.float64)), allowed)
+    found.record(np.abs(scale.astype(np.float64) - exact.astype(np.float64)), allowed)
 
 
 def _half_step(kind: str, codes: Raw) -> Raw:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgen.cases.judged import Judged
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.page_ids import PageIdsCases
 from kvgen.ops import ZeroPages
 from kvgen.reference import zero_pages
@@ -15,6 +15,6 @@ class ZeroPagesCases(PageIdsCases[ZeroPages]):
 
     ids = "page_ids"
 
-    def compare(self, j: Judged) -> int:
+    def compare(self, j: Comparison) -> int:
         given: dict[str, Any] = j.places("page_ids", "scale_page_ids")
         return zero_pages(j.case.scene.cache, j.wanted.pools, given.pop("page_ids"), **given)

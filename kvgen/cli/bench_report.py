@@ -1,4 +1,4 @@
-"""What `kvgen bench` prints: tables for people, one object for programs."""
+"""Output of `kvgen bench`: tables for people, one object for programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kernel(name: str, m: Measured, workload: bool = False) -> str:
 
 
 def sizes_table(found: Sequence[tuple[str, Measured]]) -> Table:
-    """What every launch moves in all: the rows it takes and stores, and what tells where they go and what is done to them."""
+    """Bytes that every launch moves: the rows it takes and stores, the tables that tell where they go, and its other operands."""
     figures = ("rows", "requests", "blocks", "bytes", "sectors", "minimum", "ratio", "tables, weights", "minimum")
     table = _table(("operation",), figures)
     for name, m in found:
@@ -65,14 +65,14 @@ def separate_table(found: Sequence[tuple[str, Measured]]) -> Table:
     for name, m in found:
         if not m.separate:
             continue
-        fused, apart = m.total(*_ROWS, *_BESIDE)[0], sum(p.sectors for p in m.separate)
+        fused, separate = m.total(*_ROWS, *_BESIDE)[0], sum(p.sectors for p in m.separate)
         table.add(
             kernel(name, m, True),
             f"{m.rows:,}",
             f"{fused:,}",
             str(len(m.separate)),
-            f"{apart:,}",
-            f"{apart / fused:.2f}",
+            f"{separate:,}",
+            f"{separate / fused:.2f}",
             ", ".join(f"{p.title} {p.sectors:,}" for p in m.separate),
         )
     return table
@@ -99,7 +99,7 @@ def traffic_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Tabl
 
 
 def work_table(found: Sequence[tuple[str, Measured]], workload: bool) -> Table:
-    """What the blocks of every launch did."""
+    """Work of the blocks of every launch."""
     figures = ("rows", "warp instructions", "a row", "shared requests", "ways", "worst", "bytes in flight")
     table = _table(("operation", "arch"), figures)
     for name, m in found:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What to compile, per unit its plan, the digest of its text and the kernels in its place, and the launchers of the sets; of
-    sets that are shards the whole set's name and the number of GPUs."""
+    """Jobs of the compiler; per unit its plan, the digest of its text and the kernels in its place by architecture; the launchers
+    of the sets; of sets that are shards the whole set's name and the number of GPUs."""
 
     jobs: list[Job]
     kernels: dict[str, KernelPlan]
     digests: dict[str, str]
     launchers: dict[str, Launchers]
-    elsewhere: dict[str, dict[str, str]]
+    by_arch: dict[str, dict[str, str]]
     shards: dict[str, tuple[str, int]]
 
 
@@ -115,7 +115,7 @@ def compile_kernels(
         project.end()
         raise typer.Exit(1)
     if folder:
-        write_folder(folder, images, batch.digests, batch.launchers, batch.elsewhere, batch.shards)
+        write_folder(folder, images, batch.digests, batch.launchers, batch.by_arch, batch.shards)
     if record:
         _record(project, chosen, images, batch)
     spilling = [image for image in images if _spills(image)]
@@ -146,7 +146,7 @@ def _compiled(done: Steps, image: Image) -> None:
 def _show_refused(
     images: list[Image], batch: _Batch, refused: CompileError, *, folder: Path | None, record: bool, as_json: bool
 ) -> None:
-    """What compiled, then what did not; cubins and resources.json of a part of the kernels are not written."""
+    """The kernels that compiled, then those that did not; cubins and resources.json of a part of the kernels are not written."""
     if as_json:
         _print_json(images, batch, None, str(refused))
     elif images:
@@ -182,7 +182,7 @@ def _archs(patterns: list[str]) -> list[str]:
 def _batch(
     project: Project, chosen: list[Chosen], arch: list[str] | None, shards: dict[str, tuple[str, int]]
 ) -> _Batch:
-    from kvgen.codegen.emit import files_elsewhere, kernel_files, launchers_of
+    from kvgen.codegen.emit import kernel_files, kernels_by_arch, launchers_of
     from kvgen.compile import text_digest
 
     targets = _archs(arch) if arch else None
@@ -191,7 +191,7 @@ def _batch(
         found = {
             f"{item.name}/{kernel.name}": (kernel, own) for kernel, own in kernel_files(item.loaded, item.ops, targets)
         }
-        batch.elsewhere.update(files_elsewhere(item.loaded))
+        batch.by_arch.update(kernels_by_arch(item.loaded))
         batch.kernels.update({name: kernel for name, (kernel, _) in found.items()})
         batch.launchers[item.name] = launchers_of(item.name, project.files)
         for unit in project.units[item.name]:

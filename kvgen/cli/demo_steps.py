@@ -12,8 +12,8 @@ import typer
 from numpy.typing import NDArray
 
 from kvgen.architectures import HOPPER
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Case, Contents
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import LAYER, Scene, aligned
 from kvgen.cases.workload import Workload
@@ -148,7 +148,7 @@ class _Batch:
         return Contents(pools, tables | {name: get(array) for name, array in self.counts.items()}, arrays)
 
     def take(self, wanted: Contents) -> None:
-        """What the oracle has made of its tensors is what the next launch finds in them."""
+        """Copy the oracle's tensors into the batch's, where the next launch finds them."""
         kept, found = self._arrays(self.scene.pools), self._arrays(wanted.pools)
         for (_, mine), (_, array) in zip(kept, found, strict=True):
             mine.view(np.uint8)[...] = array.view(np.uint8)
@@ -196,7 +196,7 @@ def run(project: Project, name: str, gpu: int | None) -> list[Outcome]:
 
 
 def _other_form(op: Op) -> bool:
-    """Whether it is another append, which would store the same rows again, or a gather of codes."""
+    """True: it is another append, which would store the same rows again, or a gather of codes."""
     return getattr(op, "rows", "") == "slots" or bool(getattr(op, "raw", False))
 
 
@@ -219,17 +219,17 @@ def _one(batch: _Batch, scene: Scene, op: Op, outcome: Outcome) -> None:
     least = cases.minimum(call)
     outcome.minimum += _SECTOR * sum(n for b, n in least.items() if scene.group(b, call.launcher) in _MEMORY)
     left = {name: memory.get(array) for name, array in placed.items()}
-    judged = Judged(Case("", "", call, before, dict(call.numbers)), before.copy(), batch.left(tables, left))
-    judged.wanted.arrays["errors"][0] = cases.compare(judged)
-    batch.take(judged.wanted)
-    outcome.error = max(outcome.error, judged.distance.error)
-    outcome.share = max(outcome.share, judged.distance.share)
-    outcome.right &= not (judged.wrong or differences(judged))
+    comparison = Comparison(Case("", "", call, before, dict(call.numbers)), before.copy(), batch.left(tables, left))
+    comparison.wanted.arrays["errors"][0] = cases.compare(comparison)
+    batch.take(comparison.wanted)
+    outcome.error = max(outcome.error, comparison.distance.error)
+    outcome.share = max(outcome.share, comparison.distance.share)
+    outcome.right &= not (comparison.wrong or differences(comparison))
     outcome.right &= _quiet(left["errors"], outcome.kernel)
 
 
 def _quiet(word: Raw, kernel: str) -> bool:
-    """Whether a kernel reported nothing; says what it did."""
+    """True: a kernel reported nothing. A report goes to stderr."""
     report = describe(word)
     if report is not None:
         typer.secho(f"{kernel} reported {report}", fg="red", err=True)

@@ -51,11 +51,11 @@ def diff(
     kvgen diff '*/append' --against HEAD~1
     kvgen diff --html diff.html         for a browser
     """
-    from kvgen.cli.deltas import compilers, deltas_of
     from kvgen.cli.diff_report import Report
     from kvgen.cli.git_versions import at_revision, on_disk
     from kvgen.cli.hunks import hunks_of
     from kvgen.cli.project import open_project
+    from kvgen.cli.resource_changes import compilers, deltas_of
     from kvgen.errors import ToolError
 
     if html is not None and as_json:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from kvgen.cli.verdicts import cycles
 
 if TYPE_CHECKING:
-    from kvgen.cli.deltas import Delta
     from kvgen.cli.hunks import Hunk
+    from kvgen.cli.resource_changes import Delta
     from kvgen.cli.spec_fields import SpecChanges
 
 
@@ -41,7 +41,7 @@ class Report:
         return not (self.specs.fields or self.hunks or self.deltas or self.recompiled)
 
     def as_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The report for a program."""
         return {
             "fields": [
                 {"set": c.set, "field": c.field, "before": c.before, "after": c.after} for c in self.specs.fields

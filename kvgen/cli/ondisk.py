@@ -1,4 +1,4 @@
-"""What lies in the output folder: every name in it, its text, and bytecode that Python would run instead of a source."""
+"""Contents of the output folder: every name in it, its text, and bytecode that Python would run instead of a source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kvgen.files import Kind, kind_of, names_in, read_bytes, target_of
+from kvgen.files import FileKind, kind_of, names_in, read_bytes, target_of
 
 CRLF: Final = "its lines end in CRLF; put `* text eol=lf` for this folder into .gitattributes"
 LIMIT: Final = 1 << 24  # bytes; generated files have a few hundred KiB
@@ -16,7 +16,7 @@ _PYC_BEFORE: Final = re.compile(r"\w+\.[\w-]+(?:\.opt-\w+)?\.pyc\.\d+")  # until
 _UNCHECKED: Final = 0b01  # the second word of a .pyc: made from a hash of the source that Python is told not to compare
 
 
-def names_on_disk(out: Path, path: str = "") -> Iterator[tuple[str, Kind]]:
+def names_on_disk(out: Path, path: str = "") -> Iterator[tuple[str, FileKind]]:
     """Every name below the output folder, in order, with what it is: files, links, which are not followed, empty folders.
 
     Left out are files that Python renames to bytecode, or did not live to rename.
@@ -38,7 +38,7 @@ def read_generated(path: Path) -> str | None:
         return None
 
 
-def in_its_place(path: Path, kind: Kind) -> str:
+def in_its_place(path: Path, kind: FileKind) -> str:
     """The note of a finding where a generated file is something else."""
     return f"a link to {target_of(path)} is in its place" if kind == "link" else f"a {kind} is in its place"
 
@@ -54,7 +54,7 @@ def source_of(path: str) -> str | None:
 
 
 def distrusted(path: Path) -> str | None:
-    """What is wrong with a .pyc that has its source; None where Python compares it with that before it runs it."""
+    """The fault of a .pyc that has its source; None where Python compares it with that before it runs it."""
     if kind_of(path) != "file":
         return "no bytecode of Python's but something else under its name"
     if int.from_bytes(read_bytes(path, limit=LIMIT)[4:8], "little") == _UNCHECKED:

@@ -145,7 +145,7 @@ def _text(project: Project, path: str, line_map: bool) -> str:
 
 
 def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch: str | None) -> list[tuple[Unit, str]]:
-    from kvgen.compile import Kind, compile_many, default_cache
+    from kvgen.compile import ImageKind, compile_many, default_cache
     from kvgen.compile.sass import sass as disassemble
 
     jobs = []
@@ -155,7 +155,7 @@ def _code(project: Project, chosen: list[Chosen], *, ptx: bool, sass: bool, arch
         jobs += [(unit, target) for unit in project.units[item.name] if unit.name in names]
     if not (ptx or sass):
         return [(unit, unit.text) for unit, _ in jobs]
-    kind: Kind = "ptx" if ptx else "cubin"
+    kind: ImageKind = "ptx" if ptx else "cubin"
     images = compile_many([(u, a, kind) for u, a in jobs], cache=default_cache(), origin=project.origin)
     return [
         (unit, image.data.decode() if ptx else disassemble(image.data))

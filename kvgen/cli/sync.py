@@ -15,7 +15,7 @@ from kvgen.codegen.emit import banner_digest, body_digest, body_of, kernel_files
 from kvgen.codegen.sets_page import PATH as PAGE
 from kvgen.compile import Manifest, read_folder, text_digest
 from kvgen.errors import ToolError
-from kvgen.files import Kind, is_left_over, is_temporary, kind_of, named
+from kvgen.files import FileKind, is_left_over, is_temporary, kind_of, named
 from kvgen.runtime.module import CUBINS
 
 State = Literal["missing", "extra", "stale", "edited"]
@@ -43,7 +43,7 @@ class Finding:
 
 
 def by_hand(path: str, text: str | None) -> str | None:
-    """What shows that a file's text is not as kvgen wrote it, be it a banner or a digest that is gone; None where it is."""
+    """The sign that a file's text is not as kvgen wrote it, be it a banner or a digest that is gone; None where it is."""
     if text is None:
         return "it is no UTF-8"
     if path.rpartition("/")[2] == RESOURCES:
@@ -66,7 +66,7 @@ def difference(path: str, text: str | None, expected: str) -> tuple[State, str] 
 
 
 def written_by_kvgen(path: Path) -> bool:
-    """Whether a file carries kvgen's banner, edited since or not, or is one of its resources.json."""
+    """True: a file carries kvgen's banner, edited since or not, or is one of its resources.json."""
     text = read_generated(path) if kind_of(path) == "file" else None
     if text is None:
         return False
@@ -129,7 +129,7 @@ def _compare_cubins(project: Project) -> Finding | None:
     return Finding(shown, "stale", f"{stale[0]}{more}: compiled from another text", "cubins")
 
 
-def _extra(out: Path, path: str, kind: Kind, sources: Collection[str]) -> Finding | None:
+def _extra(out: Path, path: str, kind: FileKind, sources: Collection[str]) -> Finding | None:
     """A name that no spec gives; None where it is bytecode that Python keeps in step with one of the `sources`."""
     source = source_of(path)
     if source is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kvgen.cli.deltas import Delta, Step
+from kvgen.cli.resource_changes import Delta, Step
 from kvgen.files import named
 
 Tone = Literal["better", "worse", "other", "plain"]

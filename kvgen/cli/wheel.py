@@ -19,7 +19,7 @@ from kvgen.cli.project import RESOURCES, Project
 from kvgen.cli.sync import Finding, difference
 from kvgen.codegen.emit import banner_digest, kernel_files
 from kvgen.errors import ToolError
-from kvgen.files import Kind, kind_of, named, opened
+from kvgen.files import FileKind, kind_of, named, opened
 from kvgen.runtime.module import CUBINS, PACKAGE_DATA
 
 _WHEEL_LIMIT: Final = 1 << 30  # bytes of the file, and of all that is read out of it
@@ -191,7 +191,7 @@ def _differences(wheel: Wheel, project: Project, root: str, tops: set[str]) -> I
             expected[f"{top}/{RESOURCES}"] = text
     for path, text in expected.items():
         info = wheel.files.get(root + path)
-        kind: Kind = "missing" if info is None else "link" if stat.S_ISLNK(info.external_attr >> 16) else "file"
+        kind: FileKind = "missing" if info is None else "link" if stat.S_ISLNK(info.external_attr >> 16) else "file"
         if kind == "missing":
             yield Finding(root + path, "missing", "the project has it, the wheel lacks it", "move")
         elif kind == "link":
@@ -208,7 +208,7 @@ def _differences(wheel: Wheel, project: Project, root: str, tops: set[str]) -> I
 
 
 def _mend(wheel: Wheel, project: Project, found: list[Finding]) -> str | None:
-    """What to do: lines of pyproject.toml where files are missing, else a wheel built from what `kvgen build` wrote."""
+    """The next step: lines of pyproject.toml where files are missing, else a wheel built from what `kvgen build` wrote."""
     missing = [f.path for f in found if f.state == "missing"]
     if not found:
         return None

@@ -180,7 +180,7 @@ def kernel_files(
     return [pair for op in plans if ops is None or op in ops for plan in plans[op] for pair in plan.files(given)]
 
 
-def files_elsewhere(loaded: LoadedSet) -> dict[str, dict[str, str]]:
+def kernels_by_arch(loaded: LoadedSet) -> dict[str, dict[str, str]]:
     """The kernels that run in another one's place ("<set>/<kernel>"), by architecture."""
     plans = (plan for group in set_plans(loaded).values() for plan in group)
     found = {f"{loaded.kernels.name}/{plan.name}": plan.differing("name") for plan in plans}

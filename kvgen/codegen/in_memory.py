@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Final
 
 from kvgen.architectures import Arch
-from kvgen.codegen.emit import File, files_elsewhere, kernel_files, launchers_of, render_all, units_of
+from kvgen.codegen.emit import File, kernel_files, kernels_by_arch, launchers_of, render_all, units_of
 from kvgen.codegen.package import GENERATED, imported, key_of
 from kvgen.compile import archs_given, cache_folder, compile_many, default_cache, text_digest, write_folder
 from kvgen.compile.aot import Manifest
@@ -57,7 +57,7 @@ def compile_ahead(
     for each, gpus in ((each, gpus) for each in kernels for gpus in tp):
         loaded, files = _rendered(each, name, arch, gpus)
         launchers[loaded.kernels.name] = launchers_of(loaded.kernels.name, files)
-        others |= files_elsewhere(loaded)
+        others |= kernels_by_arch(loaded)
         if gpus != 1:
             shards[loaded.kernels.name] = (name or each.name, gpus)
         for unit, (_, own) in zip(units_of(loaded, files, GENERATED), kernel_files(loaded), strict=True):

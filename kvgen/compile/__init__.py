@@ -24,8 +24,8 @@ from kvgen.compile.diagnostics import Diagnostic, Origin, UnitError
 from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.compile.program import (
     Image,
+    ImageKind,
     Job,
-    Kind,
     Unit,
     UnitsError,
     compile_many,
@@ -44,8 +44,8 @@ __all__ = [
     "CacheStats",
     "Diagnostic",
     "Image",
+    "ImageKind",
     "Job",
-    "Kind",
     "Launchers",
     "Manifest",
     "ManifestEntry",

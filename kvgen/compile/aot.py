@@ -63,7 +63,7 @@ class Launchers(NamedTuple):
 class ManifestSet:
     """The launchers of one set. `file` is relative to the folder and `sha256` of its bytes; `table` and `table_sha256` are those
     of the module with their machine data; `abi` is the runtime's that they were generated for; `kernels` has the digest of every
-    kernel's text, compiled or not; `digest` is of all of that. `elsewhere` has the kernel that runs in a kernel's place, by
+    kernel's text, compiled or not; `digest` is of all of that. `by_arch` has the kernel that runs in a kernel's place, by
     architecture. `tp` is how many GPUs share the heads of the set called `whole`, of which this set has one GPU's; 1 and "" of a
     set that is no shard."""
 
@@ -73,7 +73,7 @@ class ManifestSet:
     sha256: str
     abi: int
     kernels: dict[str, str]
-    elsewhere: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    by_arch: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     tp: int = 1
     whole: str = ""
     table: str = ""
@@ -114,13 +114,13 @@ def _set_of(
     name: str,
     launchers: Launchers,
     digests: Mapping[str, str],
-    elsewhere: Mapping[str, Mapping[str, str]],
+    by_arch: Mapping[str, Mapping[str, str]],
     shards: Mapping[str, tuple[str, int]],
 ) -> ManifestSet:
     sha256, table_sha256 = (hashlib.sha256(text.encode()).hexdigest() for text in launchers)
     own = f"{name}/"
     kernels = {unit.removeprefix(own): digest for unit, digest in digests.items() if unit.startswith(own)}
-    others = {unit.removeprefix(own): dict(by_arch) for unit, by_arch in elsewhere.items() if unit.startswith(own)}
+    others = {unit.removeprefix(own): dict(one) for unit, one in by_arch.items() if unit.startswith(own)}
     whole, tp = shards.get(name, ("", 1))
     return ManifestSet(
         set=name,
@@ -129,7 +129,7 @@ def _set_of(
         sha256=sha256,
         abi=ABI,
         kernels=kernels,
-        elsewhere=others,
+        by_arch=others,
         tp=tp,
         whole=whole,
         table=f"{own}{_TABLE}",
@@ -142,11 +142,11 @@ def write_folder(
     images: Iterable[Image],
     digests: Mapping[str, str],
     launchers: Mapping[str, Launchers] | None = None,
-    elsewhere: Mapping[str, Mapping[str, str]] | None = None,
+    by_arch: Mapping[str, Mapping[str, str]] | None = None,
     shards: Mapping[str, tuple[str, int]] | None = None,
 ) -> Manifest:
     """Write cubins, launchers and manifest; `digests` gives `text_digest` of each unit by its name ("<set>/<kernel>"), and
-    `launchers` the texts of a set's generated package by the set's name: its kernels must all be in `digests`. `elsewhere` has of
+    `launchers` the texts of a set's generated package by the set's name: its kernels must all be in `digests`. `by_arch` has of
     a unit, by architecture, the kernel in its place; `shards` of a set that is one GPU's part of another its name and how many
     GPUs share it.
 
@@ -179,9 +179,7 @@ def write_folder(
             resources=image.resources,
         )
         data[file] = image.data
-    sets = {
-        name: _set_of(name, text, digests, elsewhere or {}, shards or {}) for name, text in (launchers or {}).items()
-    }
+    sets = {name: _set_of(name, text, digests, by_arch or {}, shards or {}) for name, text in (launchers or {}).items()}
     for name, texts in (launchers or {}).items():
         data |= {sets[name].file: texts.text.encode(), sets[name].table: texts.table.encode()}
     with locked(folder, _LOCK):  # from the old manifest to the new one: no other process's sets get lost
@@ -270,11 +268,11 @@ def _set_from(fields: Any) -> ManifestSet:
     whole = _texts({"whole": fields.get("whole", "")}, ("whole",))["whole"]
     if not isinstance(kernels, dict):
         raise TypeError(f"kernels: got {shown(kernels)}; it must be an object of digests")
-    elsewhere = fields.get("elsewhere", {})  # which older folders lack
-    if not (isinstance(elsewhere, dict) and all(isinstance(by_arch, dict) for by_arch in elsewhere.values())):
-        raise TypeError(f"elsewhere: got {shown(elsewhere)}; it must be an object of kernels by architecture")
-    others = {kernel: _texts(by_arch, list(by_arch)) for kernel, by_arch in elsewhere.items()}
-    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)), elsewhere=others, tp=tp, whole=whole)
+    by_arch = fields.get("by_arch", {})  # which older folders lack
+    if not (isinstance(by_arch, dict) and all(isinstance(one, dict) for one in by_arch.values())):
+        raise TypeError(f"by_arch: got {shown(by_arch)}; it must be an object of kernels by architecture")
+    others = {kernel: _texts(one, list(one)) for kernel, one in by_arch.items()}
+    return ManifestSet(**texts, abi=abi, kernels=_texts(kernels, list(kernels)), by_arch=others, tp=tp, whole=whole)
 
 
 def read_folder(folder: Path) -> Manifest:

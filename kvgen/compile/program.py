@@ -32,8 +32,8 @@ from kvgen.compile.signature import read_signature
 from kvgen.errors import ArgumentError, CompileError, ConfigError, ToolError
 from kvgen.json_file import parse_object
 
-Kind = Literal["cubin", "ptx"]
-Job = tuple["Unit", str, Kind]
+ImageKind = Literal["cubin", "ptx"]
+Job = tuple["Unit", str, ImageKind]
 
 CPU_COMPILE: Final = "KVGEN_CPU_COMPILE"
 _SCHEMA: Final = 1  # of a cache entry; raise it when the meaning of one changes
@@ -63,7 +63,7 @@ class Image:
     unit_name: str
     entry: str
     arch: str
-    kind: Kind
+    kind: ImageKind
     data: bytes
     resources: Resources | None
     log: str
@@ -103,7 +103,7 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _options(arch: str, kind: Kind, lineinfo: bool, quick: bool = False) -> list[str]:
+def _options(arch: str, kind: ImageKind, lineinfo: bool, quick: bool = False) -> list[str]:
     target = arch if kind == "cubin" else arch.replace("sm_", "compute_")
     # Without --no-source-include an #include left in the text would be looked for in the working folder.
     options = [f"--gpu-architecture={target}", "--std=c++17", "--no-source-include"]
@@ -127,7 +127,7 @@ def _include_path(text: str) -> list[str]:
     return [f"--include-path={folder}"] if folder else []
 
 
-def _key(unit: Unit, options: Sequence[str], kind: Kind) -> bytes:
+def _key(unit: Unit, options: Sequence[str], kind: ImageKind) -> bytes:
     # Nothing of this machine is in it: a cache folder may be copied or shared.
     parts = [_SCHEMA, nvrtc.nvrtc_version(), list(options), unit.entry, unit.text, kind]
     if names := included(unit.text):
@@ -153,7 +153,7 @@ def _unpack(payload: bytes) -> tuple[bytes, Resources | None, str] | None:
         return None
 
 
-def _refuse(unit: Unit, arch: str, kind: Kind, outcome: nvrtc.Outcome, origin: Origin | None) -> UnitError:
+def _refuse(unit: Unit, arch: str, kind: ImageKind, outcome: nvrtc.Outcome, origin: Origin | None) -> UnitError:
     if refused_ptx_lines(outcome.log) and ".loc" not in outcome.ptx:
         # Compile once more with line numbers, so that the refused PTX can be traced to a generated line.
         options = [*_options(arch, kind, lineinfo=True), *_include_path(unit.text)]
@@ -176,7 +176,7 @@ def _check_entry(unit: Unit, arch: str, ptx: str) -> None:
         raise UnitError(unit.name, arch, f"{signature.source}: {problem}")
 
 
-def _compile(unit: Unit, arch: str, kind: Kind, options: Sequence[str], origin: Origin | None) -> bytes:
+def _compile(unit: Unit, arch: str, kind: ImageKind, options: Sequence[str], origin: Origin | None) -> bytes:
     """Compile for certain; the packed result."""
     outcome = nvrtc.compile_text(unit.text, [*options, *_include_path(unit.text)], kind)
     if not outcome.ok:
@@ -201,7 +201,7 @@ def _check_target(arch: str) -> None:
 def compile_unit(
     unit: Unit,
     arch: str,
-    kind: Kind = "cubin",
+    kind: ImageKind = "cubin",
     *,
     cache: Cache | None,
     lineinfo: bool = False,

@@ -13,7 +13,7 @@ from kvgen.cycles.core import Mbarrier, Placement, Replay, Role, floating_operat
 from kvgen.cycles.device import DEVICES, REFERENCE, Device
 from kvgen.cycles.facts import PRODUCTS, Facts, facts_of, work_loop
 from kvgen.cycles.flow import Loop, blocks
-from kvgen.cycles.roles import in_turns, producer_of, taking_turns, widening
+from kvgen.cycles.roles import even_and_odd_tiles, ping_pong, producer_of, widening
 from kvgen.cycles.words import Word
 
 # Whose roles and mbarriers the text does not tell.
@@ -51,12 +51,12 @@ class Kernel:
 
     @cached_property
     def blocks(self) -> int:
-        """Of a multiprocessor."""
+        """Blocks of a multiprocessor."""
         return blocks_per_multiprocessor(self.arch, self.registers, self.shared, self.threads)
 
     @cached_property
     def warps(self) -> int:
-        """Of a block."""
+        """Warps of a block."""
         return -(-self.threads // 32)
 
     @cached_property
@@ -66,7 +66,7 @@ class Kernel:
 
     @cached_property
     def facts(self) -> Facts:
-        """What its machine code does whatever a GPU's figures are."""
+        """Facts of the machine code, whatever a GPU's figures are."""
         return facts_of(self.listing, self.source, self.log)
 
     @cached_property
@@ -82,8 +82,8 @@ class Kernel:
             return (), {}
         if self.warpgroups == 2:
             if self.prompts:
-                return in_turns(self.loop.usual, producer_of(blocks(self.listing), self.source))
-            return taking_turns(self.loop.usual)
+                return ping_pong(self.loop.usual, producer_of(blocks(self.listing), self.source))
+            return even_and_odd_tiles(self.loop.usual)
         if any(x.base in _ACROSS_WARPS for x in self.loop.text):
             return (), {}
         return (Role("all", self.loop.usual, self.warps),), {}
@@ -104,13 +104,13 @@ class Kernel:
         return replace(run, trips=tuple(trip for trip in run.trips if trip.role != "producer"))
 
     def product_cycles(self, device: Device) -> float:
-        """What the products of a multiprocessor's trips take of its tensor pipes, if nothing else did."""
+        """Cycles of a multiprocessor's tensor pipes for the products of its trips, if nothing else took any."""
         roles, _ = self.roles
         return sum(tensor_cycles(role.trip, device) * role.warps / 4 for role in roles) * max(1, self.blocks)
 
     @cached_property
     def floating_operations(self) -> float:
-        """Of the products of a multiprocessor's trips."""
+        """Operations in the products of a multiprocessor's trips."""
         roles, _ = self.roles
         teams = 4 if self.warpgroups else 1  # warps that share a product
         return sum(floating_operations(role.trip) * role.warps / teams for role in roles) * max(1, self.blocks)
@@ -128,7 +128,7 @@ def reference(arch: str) -> Device | None:
 
 
 def least_in_flight(trip: Sequence[Word]) -> int:
-    """Of one warp: copies that it asked for and whose group it has not waited for, at the trip's poorest point."""
+    """Copies of one warp that it asked for and whose group it has not waited for, at the trip's poorest point."""
     groups: deque[int] = deque()
     waiting, least = 0, 0
     for _ in range(64):  # more trips than any ring has stages

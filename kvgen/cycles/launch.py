@@ -31,14 +31,14 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """Of all requests."""
+        """Tokens of all requests."""
         return sum(map(sum, self.parts))
 
 
 @dataclass(frozen=True)
 class BlockTrip:
     """A trip as a block makes it: cycles, tokens, and bytes. `ends`: cycles of what a chunk runs outside the loop, which does
-    `done` of its tiles itself; `apart`: other warps copy, so that the next chunk's first copies come meanwhile."""
+    `done` of its tiles itself; `has_producer`: other warps copy, so that the next chunk's first copies come meanwhile."""
 
     cycles: float
     tokens: int
@@ -46,7 +46,7 @@ class BlockTrip:
     dependent_loads: int
     ends: float = 0.0
     done: int = 0
-    apart: bool = False
+    has_producer: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def launch(trip: BlockTrip, work: Work, device: Device) -> Launch:
     def stream(chunks: Sequence[int]) -> float:
         trips = sum(max(0, -(-tokens // trip.tokens) - trip.done) for tokens in chunks)
         ends = trip.ends / clock
-        between = max(following, ends) if trip.apart else following + ends
+        between = max(following, ends) if trip.has_producer else following + ends
         return ends + (len(chunks) - 1) * between + trips * trip.cycles / clock
 
     parts = [stream(chunks) for chunks in work.parts if chunks]

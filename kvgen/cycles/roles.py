@@ -59,8 +59,8 @@ def told(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
 
 
 def ends(graph: Sequence[Block], parts: Sequence[Part]) -> tuple[Role, ...]:
-    """What those of the parts that have products run once for all trips of their loops, as roles that meet nobody; of all parts
-    where none has any. Parts that run the same are one role."""
+    """Words that the parts with products run once for all trips of their loops, as roles that meet nobody; those of all parts
+    where none has products. Parts that run the same are one role."""
     working = [part for part in parts if any(x.base.endswith("MMA") for x in part.found(graph).text)] or parts
     warps: Counter[tuple[Word, ...]] = Counter()
     for part in working:
@@ -124,7 +124,7 @@ def _of_one_thread(word: Word) -> Word:
 
 
 def _expects(word: Word) -> bool:
-    """Whether it arrives and says at once how many bytes will come."""
+    """True: it arrives and says at once how many bytes will come."""
     return word.opcode == "SYNCS.ARRIVE.TRANS64"
 
 
@@ -132,8 +132,8 @@ def _expected(trip: Sequence[Word], names: Mapping[int, str]) -> frozenset[str]:
     return frozenset(names[word.address] for word in trip if _expects(word))
 
 
-def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
-    """Two warpgroups, one at even tiles and one at odd ones, whose loop is the same (mla_decode_wgmma).
+def even_and_odd_tiles(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
+    """Two warpgroups, one at even tiles and one at odd ones, whose loop is the same (mla_sm90_rows).
 
     `landed`: all warps have fetched their part of a tile; in a trip a warpgroup arrives for the next two tiles, and waits for its
     own next one. `weights`: a warpgroup's are there, for which the other one waits; the first tile has none before it.
@@ -166,8 +166,10 @@ def taking_turns(trip: Sequence[Word]) -> tuple[tuple[Role, ...], Mapping[str, M
     return roles, {"landed": Mbarrier(2 * _WARPS), "weights of 0": weights, "weights of 1": ahead}
 
 
-def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
-    """Two warpgroups that begin their products in turns, or when they like, in a loop that is the same (extend_wgmma).
+def ping_pong(
+    trip: Sequence[Word], producer: Producer | None = None
+) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
+    """Two warpgroups in ping-pong, or that begin their products when they like, in a loop that is the same (extend_sm90).
 
     At a named barrier a warpgroup waits for its turn, at another it ends it: the other one's. The first turn is warpgroup 0's.
     Without a producer tiles have landed before anybody asks.
@@ -175,7 +177,9 @@ def in_turns(trip: Sequence[Word], producer: Producer | None = None) -> tuple[tu
     barriers = [word for word in trip if word.base == "BAR"]
     kinds = [word.modifiers[0] for word in barriers]
     if kinds not in ([], ["SYNC", "ARV"]):
-        raise ReplayError(f"replay: named barriers {', '.join(kinds)}; a loop in turns waits for one and ends it")
+        raise ReplayError(
+            f"replay: named barriers {', '.join(kinds)}; a ping-pong loop waits at one and arrives at one"
+        )
     syncs = [w for w in trip if w.base == "SYNCS"]
     if producer is None:
         asked = {w.address: "landed" if "PHASECHK" in w.modifiers else "read" for w in syncs}
@@ -241,7 +245,7 @@ class Producer:
         return Role("producer", self.trip, self.warps, mbarriers=names, nbytes=boxes, before={"k_full": 1}, first=first)
 
     def mbarriers(self, roles: Sequence[Role]) -> dict[str, Mbarrier]:
-        """Of all rings."""
+        """The mbarriers of all rings."""
         arrivals: Counter[str] = Counter()
         boxes: Counter[str] = Counter()
         for role in roles:
@@ -311,7 +315,7 @@ def _syncs(code: Sequence[Word]) -> list[Word]:
 
 
 def _fills(loop: Loop, once: Set[int]) -> bool:
-    """Whether it waits for stages of a ring, copies, and multiplies nothing."""
+    """True: the loop waits for stages of a ring, copies, and multiplies nothing."""
     text = [w for n in loop.members - once for w in loop.graph[n].code]
     waits = any(w.opcode.startswith("SYNCS.PHASECHK") for w in text)
     return waits and any(w.base in (*_BULK, "LDGSTS") for w in text) and not any(w.base.endswith("MMA") for w in text)
@@ -319,7 +323,7 @@ def _fills(loop: Loop, once: Set[int]) -> bool:
 
 def widening(graph: Sequence[Block]) -> tuple[tuple[Role, ...], Mapping[str, Mbarrier]]:
     """Two warpgroups that multiply, at even and at odd tiles of which each adds all, and warps that widen a tile's two halves
-    (mla_decode_widened). A trip of the first two is two tiles.
+    (mla_sm90). A trip of the first two is two tiles.
 
     Its mbarriers are full[2][2], empty[2][2], ready[2], by stage and half, and by whose weights they are.
     """
@@ -400,7 +404,7 @@ def _arrives(word: Word) -> bool:
 
 
 def _asks_before_it_tells(trip: Sequence[Word], first: int) -> bool:
-    """Whether a warpgroup asks for the other one's weights before it has made its own: the one of odd tiles."""
+    """True: a warpgroup asks for the other one's weights before it has made its own: the one of odd tiles."""
     ready = [w for w in trip if w.base == "SYNCS" and offset(w) and (int(offset(w), 0) - first) // 8 in (8, 9)]
     return bool(ready) and _asks(ready[0])
 

@@ -41,7 +41,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Names:
-    """What a function's arguments are called in struct Inputs, and the heads it is for (none yet: 0)."""
+    """Names of a function's arguments in struct Inputs, and the heads it is for (none yet: 0)."""
 
     tensors: Mapping[str, Elements]
     scalars: Mapping[str, str]
@@ -61,7 +61,7 @@ def _extent(extent: int | str) -> str:
 
 
 def floors(lines: Sequence[str]) -> bool:
-    """Whether statements divide whole numbers that may be negative, by floor_div or floor_mod."""
+    """True: statements divide whole numbers that may be negative, by floor_div or floor_mod."""
     return any("floor_div(" in line or "floor_mod(" in line for line in lines)
 
 
@@ -146,11 +146,11 @@ class Printer:
             level, sign = _TIGHT[op], _C_LOGIC.get(op, op)
             # A comparison of whole numbers is signed where one of them may be negative.
             whole = op not in ("&", "|") and args[0].kind == "int"
-            apart = whole and any(a.bounds[0] < 0 for a in args) and op not in ("==", "!=")
+            signed = whole and any(a.bounds[0] < 0 for a in args) and op not in ("==", "!=")
             # && in || is parenthesised, as compilers like it.
             low = _TIGHT["&"] + 1 if op == "|" and "&" in (args[0].op, args[1].op) else level
             levels = zip(args, (low, max(low, level + 1)), strict=True)
-            a, b = (self._signed(x, n) if apart else self._in(x, n) for x, n in levels)
+            a, b = (self._signed(x, n) if signed else self._in(x, n) for x, n in levels)
             return f"{a} {sign} {b}", level
         return f"{_FUNCTIONS[op]}({', '.join(self._in(a, 0) for a in args)})", _ATOM
 
@@ -238,7 +238,7 @@ class Printer:
         return [not self._fits(index, axis) for index, axis in zip(load.args, shape, strict=True)]
 
     def _fits(self, index: Value, axis: int | str) -> bool:
-        """Whether the index is inside of the axis whatever memory holds."""
+        """True: the index is inside of the axis whatever memory holds."""
         if index.op == "at" and isinstance(axis, str):
             return _EXTENTS.get(str(index.payload)) == axis
         if not isinstance(axis, int):

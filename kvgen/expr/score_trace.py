@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn
 
 from kvgen.expr.score_errors import FUNCTIONS, refuse
 
-Kind = Literal["float", "int", "condition"]
+ValueKind = Literal["float", "int", "condition"]
 FULL: Final = (-(2**31), 2**31 - 1)
 WORD: Final = (0, 2**32 - 1)
 MOST: Final = 4096  # operations of a score, of which each is a statement of CUDA or a part of one
@@ -40,7 +40,7 @@ class Graph:
         self._known: dict[tuple[Any, ...], Value] = {}
 
     def value(
-        self, kind: Kind, op: str, args: Sequence[Value] = (), payload: Any = None, bounds: tuple[int, int] = FULL
+        self, kind: ValueKind, op: str, args: Sequence[Value] = (), payload: Any = None, bounds: tuple[int, int] = FULL
     ) -> Value:
         """The value of an operation, `bounds` where it is whole."""
         # 1 == 1.0 and 0.0 == -0.0, which are different literals.
@@ -73,7 +73,7 @@ class Value:
     __slots__ = ("args", "bounds", "graph", "kind", "op", "payload")
 
     def __init__(
-        self, graph: Graph, kind: Kind, op: str, args: tuple[Value, ...], payload: Any, bounds: tuple[int, int]
+        self, graph: Graph, kind: ValueKind, op: str, args: tuple[Value, ...], payload: Any, bounds: tuple[int, int]
     ) -> None:
         self.graph, self.kind, self.op, self.args, self.payload, self.bounds = graph, kind, op, args, payload, bounds
 
@@ -245,7 +245,7 @@ def _foreign(name: str) -> NoReturn:
 
 
 def describe(value: Any) -> str:
-    """What a message calls it."""
+    """The value's name in messages."""
     if isinstance(value, TensorArgument):
         return f"the tensor {value.name} without an index"
     if isinstance(value, Value):
@@ -359,7 +359,7 @@ class TensorArgument:
     """A tensor of the score's own: `name[index, ...]` is an element of it, 0 outside of its shape."""
 
     def __init__(
-        self, graph: Graph, name: str, kind: Kind, shape: tuple[int | str, ...], bounds: tuple[int, int]
+        self, graph: Graph, name: str, kind: ValueKind, shape: tuple[int | str, ...], bounds: tuple[int, int]
     ) -> None:
         self._graph, self.name, self._kind, self.shape, self._bounds = graph, name, kind, shape, bounds
 

@@ -27,19 +27,19 @@ def _f32(x: float) -> float:
 
 @functools.lru_cache(maxsize=256)  # one rope has the same ones in every operation and set
 def inverse_frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = False) -> tuple[float, ...]:
-    """Radians that each pair of `dims` rotated elements turns by per position: dims / 2 numbers, each exactly an f32.
+    """Radians that each pair of `dims` rotated elements rotates by per position: dims / 2 numbers, each exactly an f32.
 
-    Of a `proportional` rope `dims` are the whole head's, and the numbers are those of its first pairs, which turn: rope.dim / 2.
+    Of a `proportional` rope `dims` are the whole head's, and the numbers are those of its first rope.dim / 2 pairs, which rotate.
     `local` asks for a local layer's (`rope.local_theta`, unscaled, where it is given), `long` for LongRoPE's long factors
     (sequences beyond `original_max_positions`); neither matters to a rope that does not tell them apart. Raises ValueError
     where `dims` is odd, or where LongRoPE has factors for another number of pairs.
     """
     if dims < 2 or dims % 2:
-        raise ValueError(f"dims: got {dims}; elements turn in pairs; give an even number from 2")
+        raise ValueError(f"dims: got {dims}; elements rotate in pairs; give an even number from 2")
     unscaled = local and rope.local_theta is not None
     theta = rope.local_theta if local and rope.local_theta is not None else rope.theta
-    turning = rope.dim if rope.proportional and rope.dim is not None else dims
-    powers = [_f32(_f32(theta) ** _f32(i / dims)) for i in range(0, turning, 2)]
+    rotary_dim = rope.dim if rope.proportional and rope.dim is not None else dims
+    powers = [_f32(_f32(theta) ** _f32(i / dims)) for i in range(0, rotary_dim, 2)]
     scaling = None if unscaled else rope.scaling
     if isinstance(scaling, LongRopeScaling):
         return _long_rope(scaling, powers, long=long)
@@ -54,7 +54,7 @@ def inverse_frequencies(rope: Rope, dims: int, *, local: bool = False, long: boo
 
 
 def cos_sin_factor(rope: Rope, *, local: bool = False) -> float:
-    """What cos and sin are multiplied by (YaRN, LongRoPE), 1.0 where the rope has no such factor; an f64 number."""
+    """Factor of cos and sin (YaRN, LongRoPE), 1.0 where the rope has no such factor; an f64 number."""
     if local and rope.local_theta is not None:
         return 1.0
     return rope.scaling.cos_sin_factor if isinstance(rope.scaling, YarnScaling | LongRopeScaling) else 1.0

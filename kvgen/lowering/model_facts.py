@@ -20,7 +20,7 @@ from kvgen.schema.norm import Norm
 from kvgen.schema.score import Score
 
 _TOLERANCE: Final = 1e-6  # between two ways to write one scale
-_TURNS: Final = ("style", "theta", "scaling", "dim", "proportional")
+_ROPE_FIELDS: Final = ("style", "theta", "scaling", "dim", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,13 @@ class StoredRows:
     def differences(self, kernels: KernelSet, one: LayerFacts) -> Iterator[str]:
         """A message for each fact of one kind of layers that the operation does not have."""
         if self.rope is None and one.rope is not None and "rope" not in self.op.model_fields_set:
-            valid = 'give rope="model" or a Rope, or rope=None where rows come turned'
+            valid = 'give rope="model" or a Rope, or rope=None where rows come rotated'
             yield _differs(self.op, "rope", None, "a rope", one, valid)
         if isinstance(self.rope, Rope) and one.rope is not None:
             dims = kernels.kv.rope_part or kernels.kv.head_dim
-            for field, mine, its in zip(_TURNS, _turns(self.rope, dims), _turns(one.rope, dims), strict=True):
+            for field, mine, its in zip(
+                _ROPE_FIELDS, _rope_fields(self.rope, dims), _rope_fields(one.rope, dims), strict=True
+            ):
                 if mine != its:
                     has, valid = f"rope.{field}={as_written(its)}", 'give rope="model", or one rope in both places'
                     yield _differs(self.op, f"rope.{field}", mine, has, one, valid)
@@ -218,14 +220,14 @@ class StoredRows:
 
 
 def check_rows(rows: StoredRows, kernels: KernelSet) -> None:
-    """Raise ValueError where new rows are not normed and turned as the set's model states."""
+    """Raise ValueError where new rows are not normed and rotated as the set's model states."""
     found = [list(rows.differences(kernels, one)) for one in layer_facts(kernels, rows.op.name)]
     if found and all(found):
         raise ValueError(min(found, key=len)[0])
 
 
-def _turns(rope: Rope, dims: int) -> tuple[object, ...]:
-    """Fields of a rope that say how rows of `dims` elements turn."""
+def _rope_fields(rope: Rope, dims: int) -> tuple[object, ...]:
+    """Fields of a rope that say how rows of `dims` elements rotate."""
     return rope.style, rope.theta, rope.scaling, rope.dim or dims, rope.proportional
 
 

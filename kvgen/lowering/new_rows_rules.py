@@ -1,4 +1,4 @@
-"""What new rows ask of the cache, and their options of each other: refused here in the words of the operations' fields."""
+"""Rules of new rows for the cache, and of their options for each other: refused here in the words of the operations' fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_new_rows(new: NewRows, kernels: KernelSet) -> None:
         )
     for role, norm in (("q", new.q_norm), ("k", new.k_norm), ("v", new.v_norm)):
         if norm is not None:
-            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, apart=new.inputs == "parts")
+            check_norm(kernels, f"{role}_norm", norm, q_dim=new.q_dim, role=role, in_parts=new.inputs == "parts")
     _check_norm_order(new, kernels)
     if new.position_scale is not None:
         _check_position_scale(new, kernels)
@@ -60,12 +60,12 @@ def _check_rate(new: NewRows, kernels: KernelSet) -> None:
     if new.takes_q:
         raise ValueError(
             f"q_out: got {new.q_out!r} with rate={rate}; one row of {rate} is stored, at its first token's position, and q of "
-            "every row turns at its own; use q_out='none', and append with inputs='q' for q"
+            "every row rotates at its own; use q_out='none', and append with inputs='q' for q"
         )
     if new.sections:
         raise ValueError(
-            f"sections: got {new.sections} with rate={rate}; an entry of {rate} tokens turns by one position, its first token's; "
-            "leave sections out"
+            f"sections: got {new.sections} with rate={rate}; an entry of {rate} tokens rotates by one position, its first "
+            "token's; leave sections out"
         )
 
 
@@ -131,7 +131,7 @@ def _check_q(new: NewRows) -> None:
     for field in (name for name, is_given in given.items() if is_given):
         why = "q_out='none'" if new.q_out == "none" else "nothing that changes q"
         raise ValueError(
-            f"{field}: got {getattr(new, field)!r} with {why}; append takes q where it is biased, normalised, turned, or "
+            f"{field}: got {getattr(new, field)!r} with {why}; append takes q where it is biased, normalised, rotated, or "
             "part of inputs='qkv'; give one of them, or leave it out"
         )
 
@@ -143,11 +143,11 @@ def check_norm(
     *,
     q_dim: int | None = None,
     role: str = "k",
-    apart: bool = False,
+    in_parts: bool = False,
     stored: bool = False,
 ) -> None:
-    """Raise ValueError where a norm does not fit the rows of a role; `apart`: a latent row's parts are two arrays, `stored`: they
-    are read where they are stored."""
+    """Raise ValueError where a norm does not fit the rows of a role; `in_parts`: a latent row's parts are two arrays, `stored`:
+    they are read where they are stored."""
     cache = kernels.kv
     if field == "v_norm" and "v" not in cache.roles:
         raise ValueError("v_norm: got one for a cache that stores K only; it has no V rows; leave it out")
@@ -157,8 +157,8 @@ def check_norm(
             "q_norm: got a norm with latent rows and q_dim=None; q is then its RoPE part alone, and a norm is over whole heads; "
             f"bring them with q_dim={cache.head_dim}, or leave it out"
         )
-    if cache.rope_part and norm.whole_row and field != "q_norm" and (apart or stored):
-        why = "inputs='parts'" if apart else "rows that are stored in parts"
+    if cache.rope_part and norm.whole_row and field != "q_norm" and (in_parts or stored):
+        why = "inputs='parts'" if in_parts else "rows that are stored in parts"
         raise ValueError(
             f"{field}: got over='row' with {why}; its sum is over the latent and the RoPE part of a row of the caller's; "
             "use ops.Append with inputs='separate', or over='head', the norm of the latent part"
@@ -188,12 +188,12 @@ def _check_norm_order(new: NewRows, kernels: KernelSet) -> None:
         )
     if kernels.kv.rope_part:
         raise ValueError(
-            "norm_order: got 'after' with latent rows, whose latent part is normalised and whose RoPE part turns; leave it out"
+            "norm_order: got 'after' with latent rows, whose latent part is normalised and whose RoPE part rotates; leave it out"
         )
     for role, norm in (("q", new.q_norm), ("k", new.k_norm)):
         if norm is not None and norm.whole_row:
             raise ValueError(
-                f"norm_order: got 'after' with {role}_norm over the whole row; its sum is taken before heads turn; use "
+                f"norm_order: got 'after' with {role}_norm over the whole row; its sum is taken before heads rotate; use "
                 "over='head', or norm_order='before'"
             )
 
@@ -239,15 +239,15 @@ def _check_hadamard(new: NewRows, kernels: KernelSet) -> None:
                 f"hadamard: got {asked!r} with heads of {dims[role]} in {role}; the transform is of a power of two of dims, "
                 "from 16 to 512; leave it out"
             )
-    if new.rope is not None and (turned := _hadamard_misfit(new.rope, cache.head_dim)):
+    if new.rope is not None and (dim := _hadamard_misfit(new.rope, cache.head_dim)):
         raise ValueError(
-            f"hadamard: got {asked!r} with rope.dim={turned}; lanes share a head by bits of its dims, so RoPE turns "
+            f"hadamard: got {asked!r} with rope.dim={dim}; lanes share a head by bits of its dims, so RoPE rotates "
             "a power of two of them; leave it out"
         )
 
 
 def _hadamard_misfit(rope: Rope, head_dim: int) -> int:
-    """The dims that RoPE turns where a Hadamard transform cannot follow; 0: it can."""
+    """The dims that RoPE rotates where a Hadamard transform cannot follow; 0: it can."""
     if rope.proportional and rope.style == "neox":
         return 0
     dims = rope.dim or head_dim
@@ -289,7 +289,7 @@ def _check_rope(new: NewRows, rope: Rope, kernels: KernelSet) -> None:
         raise ValueError("sections: got them with positions='lengths'; sections have positions each; use 'given'")
     if new.sections and sum(new.sections) != dims // 2:
         raise ValueError(
-            f"sections: got {new.sections}, {sum(new.sections)} pairs in all; RoPE turns {dims // 2} pairs of a head; give "
+            f"sections: got {new.sections}, {sum(new.sections)} pairs in all; RoPE rotates {dims // 2} pairs of a head; give "
             f"sections whose sum is {dims // 2}"
         )
     if new.sections_order == "interleaved":
@@ -320,20 +320,22 @@ def _check_interleaved(sections: tuple[int, ...]) -> None:
         if last >= pairs:
             raise ValueError(
                 f"sections: got {sections} with sections_order='interleaved'; the last of {sections[at]} pairs of {name} would "
-                f"be pair {last}, and RoPE turns {pairs}; give at most {(pairs - at + 2) // 3} there"
+                f"be pair {last}, and RoPE rotates {pairs}; give at most {(pairs - at + 2) // 3} there"
             )
 
 
 def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
     cache = kernels.kv
     if cache.latent_part and not cache.rope_part:
-        raise ValueError("rope: got one for latent rows with rope_dim=0, which have no part that turns; leave it out")
+        raise ValueError("rope: got one for latent rows with rope_dim=0, which have no part that rotates; leave it out")
     if cache.rope_part and rope.part == "first":
         raise ValueError(
             "rope.part: got 'first' with latent rows, whose rotated part is the last; use 'last', or leave it out"
         )
     if cache.rope_part and rope.proportional:
-        raise ValueError("rope.proportional: got True with latent rows, whose RoPE part turns as a whole; leave it out")
+        raise ValueError(
+            "rope.proportional: got True with latent rows, whose RoPE part rotates as a whole; leave it out"
+        )
     whole = cache.rope_part or cache.head_dim
     dims = rope.dim or whole
     if rope.proportional and whole % 2:
@@ -342,7 +344,7 @@ def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
         )
     if cache.rope_part and dims != cache.rope_part:
         raise ValueError(
-            f"rope.dim: got {dims} with latent rows whose RoPE part has {cache.rope_part}; all of it turns; give that, or None"
+            f"rope.dim: got {dims} with latent rows whose RoPE part has {cache.rope_part}; all of it rotates; give that, or None"
         )
     q_dim = new.q_dim or whole
     if new.takes_q and not cache.rope_part and q_dim != cache.head_dim:
@@ -351,11 +353,11 @@ def _check_dims(new: NewRows, rope: Rope, kernels: KernelSet) -> int:
         )
     if dims > whole or (new.takes_q and dims > q_dim):
         raise ValueError(
-            f"rope.dim: got {dims} for heads of {min(whole, q_dim)}; at most the whole head turns; give at most "
+            f"rope.dim: got {dims} for heads of {min(whole, q_dim)}; at most the whole head rotates; give at most "
             f"{min(whole, q_dim)}, or None for all"
         )
     if dims % 2:
-        raise ValueError(f"rope: got heads of {dims}; elements turn in pairs; give rope.dim, an even number")
+        raise ValueError(f"rope: got heads of {dims}; elements rotate in pairs; give rope.dim, an even number")
     return dims
 
 

@@ -125,19 +125,19 @@ def _item(base: Base) -> int:
 
 def _run(cache: AnyCache, tensor: PoolTensor, base: Base, which: int) -> PageRun:
     inner, last = _inner(tensor), _last_outer(tensor)
-    apart = [i for i in range(inner, last) if tensor.axes[i] not in OUTER]
-    shape = [n for i, n in enumerate(tensor.shape) if i in apart or i >= max(inner, last)]
+    strip_axes = [i for i in range(inner, last) if tensor.axes[i] not in OUTER]
+    shape = [n for i, n in enumerate(tensor.shape) if i in strip_axes or i >= max(inner, last)]
     nbytes = math.prod(n for n in shape if isinstance(n, int)) * _item(base)
     run = PageRun(base.name, tensor.name, nbytes, min(tensor.align, 16), which, "tokens" in shape)
-    if not apart:
+    if not strip_axes:
         return run
     strip = math.prod(int(n) for n in tensor.shape[last:]) * _item(base)
-    if strip % 16 or apart != list(range(inner, inner + len(apart))):
+    if strip % 16 or strip_axes != list(range(inner, inner + len(strip_axes))):
         raise ValueError(
             f"layout: got {tensor.text!r}, where a page is strips of {strip} bytes between those of other pages or layers; "
             "operations that move pages take strips of whole 16 bytes, apart by one distance; move page and layer to the left"
         )
-    return replace(run, strip=strip, step=int(tensor.strides[apart[-1]] or 0) * _item(base))
+    return replace(run, strip=strip, step=int(tensor.strides[strip_axes[-1]] or 0) * _item(base))
 
 
 def page_pointers(cache: AnyCache) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class PooledTokens:
 
     @property
     def gated(self) -> bool:
-        """Whether there is something to choose by: more tokens than one."""
+        """True: there is something to choose by: more tokens than one."""
         return self.rate > 1
 
     @property
@@ -62,7 +62,7 @@ class PooledTokens:
 
     @property
     def pair(self) -> bool:
-        """Whether a block may emit two entries: in a ring, where groups overlap, both may read rows that the step replaces."""
+        """True: a block may emit two entries: in a ring, where groups overlap, both may read rows that the step replaces."""
         return self.gated and self.overlap and not self.paged
 
     @property
@@ -154,9 +154,9 @@ class PoolTokensContext:
     """Everything ops/pool_tokens.cu.j2 reads: a block of `threads` has a token, and `rows` entries at most: one, or two (`pair`).
 
     Tokens, channels and state are those of PooledTokens; `type` is the C type of new rows. Pooled rows wait in k_tile, `tile` f32
-    apart, from where `parts` turn (`turned`: in the tile) and `writes` store them. Before the `norm`, whose sums `norm_warps`
+    apart, from where `parts` rotate (`rotated`: in the tile) and `writes` store them. Before the `norm`, whose sums `norm_warps`
     warps have, they are rounded to `pooled_type`, after it the first `rounded` channels to `normed_type`, after RoPE to
-    `turned_type`; an empty name: not at all.
+    `rotated_type`; an empty name: not at all.
     """
 
     entry: str
@@ -185,7 +185,7 @@ class PoolTokensContext:
     ape: bool
     pooled_type: str
     normed_type: str
-    turned_type: str
+    rotated_type: str
     rounded: int
     latent_out: bool
     norm: tuple[NormContext, ...]
@@ -194,17 +194,17 @@ class PoolTokensContext:
     rope: tuple[RopeContext, ...]
     head_structs: tuple[HeadContext, ...]
     parts: tuple[PartContext, ...]
-    turned: bool
+    rotated: bool
     writes: tuple[WriteContext, ...]
 
 
 @dataclass(frozen=True)
 class Roundings:
-    """What rows are rounded to: C types, empty for not at all; `normed` only in the first `dims` channels."""
+    """Types that rows are rounded to: C types, empty for not at all; `normed` only in the first `dims` channels."""
 
     pooled: str
     normed: str
-    turned: str
+    rotated: str
     dims: int
 
 
@@ -217,7 +217,7 @@ def pool_kernel(
     latent_out: bool,
     kernels: KernelSet,
 ) -> KernelPlan:
-    """The kernel that pools a step's tokens; `new` says whose they are and how entries turn."""
+    """The kernel that pools a step's tokens; `new` says whose they are and how entries rotate."""
     cache = kernels.kv
     parts = RowParts(new, kernels, pooled.threads)
     kind = dtype(cache.dtype)
@@ -272,7 +272,7 @@ def pool_kernel(
         ape=pooled.ape,
         pooled_type=roundings.pooled,
         normed_type=roundings.normed,
-        turned_type=roundings.turned,
+        rotated_type=roundings.rotated,
         rounded=roundings.dims,
         latent_out=latent_out,
         norm=norms,
@@ -281,7 +281,7 @@ def pool_kernel(
         rope=rope_contexts(new, parts),
         head_structs=tuple({p.head.name: p.head for p in parts.parts}.values()),
         parts=parts.parts,
-        turned=any(p.tile for p in parts.parts),
+        rotated=any(p.tile for p in parts.parts),
         writes=parts.writes,
     )
     grid = (var("T"), const(1), const(1))

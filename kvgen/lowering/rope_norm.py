@@ -1,4 +1,4 @@
-"""What happens to a head between the caller's rows and the cache: bias, norm, RoPE, a factor of q; and how lanes share it."""
+"""Steps of a head between the caller's rows and the cache: bias, norm, RoPE, a factor of q; and how lanes share it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NormContext:
 
     @property
     def word(self) -> str:
-        """What a kernel's comments call it."""
+        """The norm's name in comments of kernels."""
         return "LayerNorm" if self.layer else "norm"
 
 
@@ -54,8 +54,8 @@ class RopeContext:
     `given` says that the caller brings positions, `sections` that each has several, of which section s + 1 begins at pair
     `ends[s]`; or pair i belongs to section i % 3 where it is below `rounds[i % 3]`, else to the first. A position has an angle
     below `limit`; with a table, below its number of rows. Angles are stored as heads of the struct `head` read them, of which
-    only the `first` pairs may turn. In a table's halves the sine of pair i is number `sines` + i. An entry of `rate` tokens turns
-    by its first one's position.
+    only the `first` pairs may rotate. In a table's halves the sine of pair i is number `sines` + i. An entry of `rate` tokens
+    rotates by its first one's position.
     """
 
     pairs: int
@@ -111,7 +111,7 @@ class HeadContext:
     neox: bool
     width: int
     lanes: int
-    turning: int = 0  # pairs that turn, the first ones; 0: all of them
+    rotary_pairs: int = 0  # the first pairs, which rotate; 0: all of them
     hadamard: str = ""
     bits: bool = False  # bits of the dim are bits of lane, vector and element
 
@@ -289,7 +289,7 @@ def rope_context(
         limit=0 if table else POSITIONS,
         head=head.name,
         rounds=() if runs else tuple(3 * n for n in sections),
-        first=head.turning > 0,
+        first=head.rotary_pairs > 0,
         sines=whole // 2,
         rate=rate,
     )

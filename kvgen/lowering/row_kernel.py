@@ -35,7 +35,7 @@ _REGISTERS: Final = 65_536  # of an SM; a thread gets them eight at a time
 
 @dataclass(frozen=True)
 class RowsContext:
-    """What the kernels of a step's rows have in common: `rows` tokens a block and `heads` kv heads of each; `split` blocks share
+    """Context that kernels of a step's rows share: `rows` tokens a block and `heads` kv heads of each; `split` blocks share
     a token; `params` are lines of declarations. `search_lanes` look together for a row's request, whose length counts these
     rows (`after`) or not. A `ring` has no slot for some rows.
 
@@ -178,7 +178,7 @@ def _blocks(parts: RowParts) -> int:
 
 
 def rope_contexts(new: NewRows, parts: RowParts) -> tuple[RopeContext, ...]:
-    """The angles of these rows, if they turn."""
+    """The angles of these rows, if they rotate."""
     if new.rope is None:
         return ()
     return (
@@ -222,7 +222,7 @@ def row_kernel(new: NewRows, kernels: KernelSet, template: str, title: str) -> K
         "angles": rope is not None,
         "row_norm": any(p.norm is not None and not p.norm.given for p in row_norms),
         "head_norms": any(norm.plain or norm.layer for norm in norms),
-        "first_pairs": any(p.head.turning for p in parts.parts),
+        "first_pairs": any(p.head.rotary_pairs for p in parts.parts),
         "position_scale": bool(scales),
         "hadamard": any(p.head.hadamard for p in parts.parts),
         "store_heads": bool(parts.parts),

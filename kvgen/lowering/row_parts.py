@@ -37,11 +37,11 @@ class _Slice:
     dim: int
     rotary_dim: int
     rotary_begin: int
-    turning: int = 0
+    rotary_pairs: int = 0
 
 
 class RowParts:
-    """What the kernel of new rows takes and does, as parameters and template contexts."""
+    """Inputs and steps of the kernel of new rows, as parameters and template contexts."""
 
     def __init__(self, new: NewRows, kernels: KernelSet, threads: int) -> None:
         self.new, self.kernels, self.cache, self.rope = new, kernels, kernels.kv, new.rope
@@ -107,7 +107,7 @@ class RowParts:
         split = self.new.inputs == "parts" and role == "k"
         sizes = [part.dim, part.begin, *(() if split else (self._row(role),))]
         sizes += [self._offset(role), self._flat] if self.new.inputs == "qkv" else []
-        sizes += [part.rotary_dim // 2, part.rotary_begin, part.turning] if part.rotary_dim else []
+        sizes += [part.rotary_dim // 2, part.rotary_begin, part.rotary_pairs] if part.rotary_dim else []
         return width_of(self.cache.dtype, *sizes)
 
     def _common_width(self) -> int:
@@ -150,22 +150,22 @@ class RowParts:
     def _tiled_parts(self) -> list[PartContext]:
         """Parts of rows that wait in k_tile: those that change, and those that are stored from registers with one that does."""
         parts = [self._part("k", part) for part in self._slices("k")]
-        direct = {p.struct for p in parts if self._is_turned(p) and not p.tile}
-        return [p for p in parts if self._is_turned(p) or p.struct in direct]
+        direct = {p.struct for p in parts if self._is_transformed(p) and not p.tile}
+        return [p for p in parts if self._is_transformed(p) or p.struct in direct]
 
-    def _is_turned(self, part: PartContext) -> bool:
-        """Whether RoPE or a transform makes other values of a part."""
+    def _is_transformed(self, part: PartContext) -> bool:
+        """True: RoPE or a transform makes other values of a part."""
         return part.rotary_dim > 0 or part.head.hadamard != ""
 
     def _is_changed(self, role: str) -> bool:
-        """Whether a role's rows are another thing when they are stored than the caller's."""
+        """True: a role's rows are stored otherwise than the caller brings them."""
         new = self.new
         if role == "k" and (self.rope is not None or new.inputs == "parts"):
             return True
         return role == "q" or new.bias or self.norms[role] is not None or role in new.hadamard
 
     def _may_wait(self, role: str) -> bool:
-        """Whether a role's rows wait in shared memory."""
+        """True: a role's rows wait in shared memory."""
         mine = self.lowered.segments_of(role)
         if any(values_by_token(self.lowered, s) or self._misfits(s) for s in mine):
             return True
@@ -173,12 +173,12 @@ class RowParts:
         return changed and any(not s.by_vectors or s.element.endswith("x2") for s in mine)
 
     def _misfits(self, segment: SegmentContext) -> bool:
-        """Whether the cache's vectors are wider than those that a flat row's alignment allows."""
+        """True: the cache's vectors are wider than those that a flat row's alignment allows."""
         places = (self._offset(segment.role), self._flat)
         return self.new.inputs == "qkv" and any(n % segment.width for n in places)
 
     def _changes(self, part: PartContext) -> bool:
-        """Whether dims that are stored become others, or share a block with some that do."""
+        """True: dims that are stored become others, or share a block with some that do."""
         return part.norm is not None or part.rotary_dim > 0 or part.tile
 
     def _part(self, role: str, part: _Slice) -> PartContext:
@@ -193,7 +193,7 @@ class RowParts:
         transformed = role in self.new.hadamard
         steps += [("Hadamard", transformed)]
         done = [word for word, is_done in steps if is_done]
-        apart = self.new.inputs == "parts" and role == "k"
+        in_parts = self.new.inputs == "parts" and role == "k"
         context = PartContext(
             title=part.title + (f": {', '.join(done)}" if done else ""),
             role=role,
@@ -210,15 +210,15 @@ class RowParts:
                 neox=part.rotary_dim > 0 and self.rope is not None and self.rope.style == "neox",
                 width=width,
                 lanes=lanes_of(part.dim, width),
-                turning=part.turning,
+                rotary_pairs=part.rotary_pairs,
                 hadamard=decimal(part.dim**-0.5) if transformed else "",
                 bits=transformed,
             ),
-            given="k_tile" if self.new.tiled else f"{part.name}_in" if apart else f"{role}_in",
-            row=part.dim if apart else self._row(role),
+            given="k_tile" if self.new.tiled else f"{part.name}_in" if in_parts else f"{role}_in",
+            row=part.dim if in_parts else self._row(role),
             count="kQHeads" if role == "q" else "kHeads",
             heads=heads,
-            begin=0 if apart else part.begin,
+            begin=0 if in_parts else part.begin,
             bias=("bias" if flat else f"{role}_bias") if self.new.bias else "",
             bias_begin=self._offset(role) if flat else 0,
             norm=norm,
@@ -273,7 +273,7 @@ class RowParts:
         return (PadContext(heads * self.q_dim, (self.q_out_heads - heads) * self.q_dim, width),)
 
     def _is_tiled(self, segment: SegmentContext) -> bool:
-        """Whether a part of the segment waits in shared memory."""
+        """True: a part of the segment waits in shared memory."""
         return any(p.struct == segment.struct and p.tile for p in self.parts)
 
     # Parameters --------------------------------------------------------------------------------------------------
@@ -438,10 +438,10 @@ class RowParts:
             return ()
         found = {}
         tiled = {t.role for t in self.tiles}
-        apart = self.new.inputs == "parts"
+        in_parts = self.new.inputs == "parts"
         for part in self.parts:
             if not part.stored:
-                array = {"k_in": "k_latent"}.get(part.given, part.given.removesuffix("_in")) if apart else part.role
+                array = {"k_in": "k_latent"}.get(part.given, part.given.removesuffix("_in")) if in_parts else part.role
                 found[part.given] = self._input(part.given, array, part.role, part.row)
         for role in dict.fromkeys(w.segment.role for w in self.writes):
             if role not in tiled:

@@ -37,8 +37,8 @@ class ScaleContext:
     or, if they are `given`, a field of the cache. `vector` neighbours are read by one access.
 
     `lanes`, `width` and `chunks` say how a warp quantizes a block: in registers if it is `held`, `units` at a time; `whole`
-    blocks give every lane as much, up to the last dim; `apart` codes of a byte are one lane's. `floors` are what an amax and a
-    scale are raised to, in C, or none; `pad` places behind a token's scales are zero.
+    blocks give every lane as much, up to the last dim; `byte_codes` codes of a byte are one lane's. `floors` are the least
+    amax and scale, in C, or none; `pad` places behind a token's scales are zero.
     """
 
     type: str
@@ -62,11 +62,11 @@ class ScaleContext:
     width: int
     chunks: int
     whole: bool
-    apart: int = 1
+    byte_codes: int = 1
 
     @property
     def held(self) -> bool:
-        """Whether the lanes of a block keep its values in registers between the range and the codes."""
+        """True: the lanes of a block keep its values in registers between the range and the codes."""
         return self.chunks <= HELD_CHUNKS
 
     @property
@@ -132,22 +132,22 @@ class SegmentContext:
 
     @property
     def computed(self) -> bool:
-        """Whether a write chooses scales."""
+        """True: a write chooses scales."""
         return bool(self.scales) and self.scales[0].recipe != "given"
 
     @property
     def corrected(self) -> bool:
-        """Whether readers need all codes of a block to read one."""
+        """True: readers need all codes of a block to read one."""
         return bool(self.scales) and self.scales[0].recipe == "norm_corrected"
 
     @property
     def global_scale(self) -> bool:
-        """Whether one scale lies above those of the blocks."""
+        """True: one scale lies above those of the blocks."""
         return bool(self.scales) and bool(self.scales[0].global_scale)
 
     @property
     def by_vectors(self) -> bool:
-        """Whether new rows are stored vector by vector: a write computes no scales, and no residual waits for them."""
+        """True: new rows are stored vector by vector: a write computes no scales, and no residual waits for them."""
         return not self.computed and not self.residual
 
     @property
@@ -210,7 +210,7 @@ def _element(element: DType, quant: Quantization | None, name: str) -> str:
 
 
 def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int]:
-    """Whether the page pointer `base` is to other elements, and what `start` bytes are in its own."""
+    """(the page pointer `base` is to other elements, `start` bytes in elements of its own)."""
     own = cache.storage.base(base).element
     if own.c != element:
         return True, start
@@ -218,7 +218,7 @@ def _start(cache: Cache, base: str, element: str, start: int) -> tuple[bool, int
 
 
 def _floors(quant: Quantization) -> tuple[str, ...]:
-    """What an amax and a scale are raised to, as f32 in C; nothing where they are not."""
+    """The least amax and scale, as f32 in C; empty where there is none."""
     floors = (quant.amax_min, quant.scale_min)
     return tuple(float_literal(n or 0.0) for n in floors) if any(floors) else ()
 
@@ -228,12 +228,12 @@ def _recipe(quant: Quantization) -> str:
     return _RECIPES[quant.recipe] + ("_raised" if _floors(quant) else "_corrected" if quant.norm_correction else "")
 
 
-def walk(block: int, width: int, apart: int) -> tuple[int, int]:
-    """(lanes, accesses of a lane) that go through a block in accesses of `width`. Where the codes of a byte are apart, a lane has
-    all of them.
+def lane_accesses(block: int, width: int, byte_codes: int) -> tuple[int, int]:
+    """(lanes, accesses of a lane) that go through a block in accesses of `width`. Where the `byte_codes`
+    codes of a byte lie apart, a lane has all of them.
     """
-    if apart > 1:
-        most = block // (width * apart)
+    if byte_codes > 1:
+        most = block // (width * byte_codes)
         lanes = min(32, most & -most)
     else:
         lanes = min(32, 1 << (-(-block // width) - 1).bit_length())
@@ -253,8 +253,8 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
     block = scales.block[1] * scales.block[2]
     while scales.block[2] % width:
         width //= 2
-    apart = segment.region.dtype.together if segment.region.strided else 1
-    lanes, chunks = walk(block, width, apart)
+    byte_codes = segment.region.dtype.together if segment.region.strided else 1
+    lanes, chunks = lane_accesses(block, width, byte_codes)
     return ScaleContext(
         type=scales.dtype.c,
         recipe="given" if scales.array else _recipe(quant),
@@ -277,7 +277,7 @@ def _scales(cache: Cache, role: str, segment: Segment, scales: Scales, width: in
         width=width,
         chunks=chunks,
         whole=block % (width * lanes) == 0 and segment.size % scales.block[2] == 0,
-        apart=apart,
+        byte_codes=byte_codes,
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from kvgen.models.family import Family, Turn
+from kvgen.models.family import Family, FamilyRope
 from kvgen.models.fields import Fields
 from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm
 from kvgen.models.model_facts import model_of
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS
-from kvgen.models.rope import turnings
+from kvgen.models.rope import layer_ropes
 from kvgen.schema.model import Compressed, Indexer, Rope, YarnScaling
 
 _KINDS: Final = {
@@ -24,20 +24,20 @@ _KINDS: Final = {
     "compressed_sparse_attention": 4,
     "heavily_compressed_attention": 128,
 }
-_TURN: Final = Turn(style="interleaved", thetas=())
+_ROPE: Final = FamilyRope(style="interleaved", thetas=())
 _LENGTH: Final = 1_048_576
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What all layers share; `plain` and `turned` are the RoPE of layers without entries and of those with them."""
+    """Sizes that all layers share; `plain` is the RoPE of layers without entries, `compressed` of those with them."""
 
     heads: int
     dim: int
     window: int
     eps: float
     plain: Rope
-    turned: Rope
+    compressed: Rope
 
 
 def read_compressed(family: Family, text: Fields, architecture: str, dtype: CacheDtype) -> Checkpoint:
@@ -68,23 +68,23 @@ def _sizes(text: Fields, architecture: str) -> _Sizes:
     if text.integer("num_key_value_heads", default=1, high=HEADS) != 1:
         text.fail("num_key_value_heads", "the row that a token keeps is key and value of all heads; valid: 1")
     share = text.optional_number("partial_rotary_factor", low=0.0, high=1.0)
-    turned = text.integer("qk_rope_head_dim", default=64 if share is None else int(share * dim), low=2, high=dim)
-    if turned % 2:
-        text.fail("qk_rope_head_dim", "RoPE turns pairs of elements; valid: an even number")
+    rotary_dim = text.integer("qk_rope_head_dim", default=64 if share is None else int(share * dim), low=2, high=dim)
+    if rotary_dim % 2:
+        text.fail("qk_rope_head_dim", "RoPE rotates pairs of elements; valid: an even number")
     return _Sizes(
         heads=text.integer("num_attention_heads", high=HEADS),
         dim=dim,
         window=text.integer("sliding_window", default=128, high=POSITIONS),
         eps=text.number("rms_norm_eps", default=1e-6, low=1e-30, high=1.0),
-        plain=_rope(text, turned, "main", text.number("rope_theta", default=10_000.0, low=1.001, high=1e12)),
-        turned=_rope(
-            text, turned, "compress", text.number("compress_rope_theta", default=160_000.0, low=1.001, high=1e12)
+        plain=_rope(text, rotary_dim, "main", text.number("rope_theta", default=10_000.0, low=1.001, high=1e12)),
+        compressed=_rope(
+            text, rotary_dim, "compress", text.number("compress_rope_theta", default=160_000.0, low=1.001, high=1e12)
         ),
     )
 
 
-def _rope(text: Fields, turned: int, label: str, theta: float) -> Rope:
-    """RoPE of a row's last `turned` elements: "main" without scaling, "compress" with the config's.
+def _rope(text: Fields, rotary_dim: int, label: str, theta: float) -> Rope:
+    """RoPE of a row's last `rotary_dim` elements: "main" without scaling, "compress" with the config's.
 
     YaRN multiplies cos and sin by nothing here: DeepSeek's code has no such factor.
     """
@@ -101,10 +101,12 @@ def _rope(text: Fields, turned: int, label: str, theta: float) -> Rope:
     if found.get("attn_factor") is not None:
         Fields(found, key).fail("attn_factor", "DeepSeek's code multiplies cos and sin by nothing; valid: null")
     length = {"max_position_embeddings": text.integer("max_position_embeddings", default=_LENGTH, high=POSITIONS)}
-    row = replace(_TURN, theta=theta)
-    made = turnings(Fields({key: found, **length}, text.where), row, {"full": turned}, "qk_rope_head_dim", _LENGTH)
+    row = replace(_ROPE, theta=theta)
+    made = layer_ropes(
+        Fields({key: found, **length}, text.where), row, {"full": rotary_dim}, "qk_rope_head_dim", _LENGTH
+    )
     assert made["full"] is not None
-    rope = made["full"].rope.model_copy(update={"dim": turned, "part": "last"})
+    rope = made["full"].rope.model_copy(update={"dim": rotary_dim, "part": "last"})
     if isinstance(rope.scaling, YarnScaling) and rope.scaling.attention_factor is None:
         scaling = rope.scaling.model_copy(update={"attention_factor": 1.0, "mscale": None, "mscale_all_dim": None})
         rope = rope.model_copy(update={"scaling": scaling})
@@ -240,7 +242,7 @@ def _facts(index: int, kind: str, entries: Compressed | None, sizes: _Sizes, *, 
         scale=float(sizes.dim**-0.5),
         window=sizes.window,
         sinks=True,
-        rope=sizes.plain if entries is None else sizes.turned,
+        rope=sizes.plain if entries is None else sizes.compressed,
         q_norm=Norm(sizes.dim, sizes.eps, weight=False) if q_norm else None,
         k_norm=Norm(sizes.dim, sizes.eps, multiply="before"),
         compressed=entries,

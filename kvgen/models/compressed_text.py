@@ -149,10 +149,10 @@ def _window(facts: Checkpoint, preset: str, serving: Serving, arch: Sequence[str
             operations.append(_operation("MlaDecode", "mla_decode", read, _decode(kind, preset)))
         uses[kind.kind] = (stored, read)
     operations.sort(key=lambda one: one.opening)
-    turned: dict[str, str] = {}
+    undone: dict[str, str] = {}
     for kind in facts.cached:
         assert kind.rope is not None
-        back = turned.setdefault(call(kind.rope).flat, _named("attention_output", turned, kind))
+        back = undone.setdefault(call(kind.rope).flat, _named("attention_output", undone, kind))
         if back not in {n for used in uses.values() for n in used}:
             fields = [("rope=", literal(kind.rope)), ("dim=", literal(kind.head_dim_k))]
             operations.append(_operation("AttentionOutput", "attention_output", back, fields))

@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvgen.models.family import HYBRID, SLIDING, Family, Index, KvHeads, Norms, Pattern, Refusal, Rows, Scale, Turn
+from kvgen.models.family import (
+    HYBRID,
+    SLIDING,
+    Family,
+    FamilyRope,
+    Index,
+    KvHeads,
+    Norms,
+    Pattern,
+    Refusal,
+    Rows,
+    Scale,
+)
 
 _HEADS: Final = Norms()
 _HEADS_F32: Final = Norms(multiply="before")
 _GEMMA_HEADS: Final = Norms(offset=1.0, multiply="before")
 _ROWS_F32: Final = Norms(over="row", multiply="before")
-_HALVES: Final = Turn()
-_PAIRS: Final = Turn(style="interleaved")
+_HALVES: Final = FamilyRope()
+_PAIRS: Final = FamilyRope(style="interleaved")
 _TWO_WAYS: Final = Refusal(
     "use_bidirectional_attention", "kvgen's decode is causal; a model that looks both ways keeps no cache; valid: false"
 )
@@ -42,8 +54,8 @@ _DENSE: Final = (
     _LLAMA.but("aria_text", "AriaTextForCausalLM"),
     _LLAMA.but("deepseek_ocr2_text", "DeepseekOcr2ForCausalLM", divided=True),
     _LLAMA.but("jais2", "Jais2ForCausalLM", positions=8192),
-    _LLAMA.but("bitnet", "BitNetForCausalLM", kv=_all(5), rope=Turn(theta=500_000.0)),
-    _LLAMA.but("emu3_text_model", "Emu3ForCausalLM", kv=_all(8), positions=9216, rope=Turn(theta=1e6)),
+    _LLAMA.but("bitnet", "BitNetForCausalLM", kv=_all(5), rope=FamilyRope(theta=500_000.0)),
+    _LLAMA.but("emu3_text_model", "Emu3ForCausalLM", kv=_all(8), positions=9216, rope=FamilyRope(theta=1e6)),
     _LLAMA.but("seed_oss", "SeedOssForCausalLM", kv=_all(8), head_dim=128, positions=524288),
     _LLAMA.but(
         "solar_open",
@@ -51,7 +63,7 @@ _DENSE: Final = (
         kv=_all(8),
         head_dim=128,
         positions=131072,
-        rope=Turn(theta=1e6, share=1.0),
+        rope=FamilyRope(theta=1e6, share=1.0),
     ),
     _LLAMA.but(
         "helium",
@@ -59,7 +71,7 @@ _DENSE: Final = (
         kv=_all(20),
         head_dim=128,
         positions=4096,
-        rope=Turn(style="interleaved", theta=1e5),
+        rope=FamilyRope(style="interleaved", theta=1e5),
     ),
     _LLAMA.but(
         "ernie4_5",
@@ -67,22 +79,32 @@ _DENSE: Final = (
         kv=_all(2),
         head_dim=128,
         positions=131072,
-        rope=Turn(style="interleaved", theta=5e5),
+        rope=FamilyRope(style="interleaved", theta=5e5),
     ),
     _LLAMA.but(
         "ernie4_5_moe",
         "Ernie4_5_MoeForCausalLM",
         kv=_all(4),
         positions=131072,
-        rope=Turn(style="interleaved", theta=5e5),
+        rope=FamilyRope(style="interleaved", theta=5e5),
     ),
     _LLAMA.but(
-        "glm", "GlmForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+        "glm",
+        "GlmForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=FamilyRope(style="interleaved", share=0.5),
     ),
     _LLAMA.but(
-        "glm4", "Glm4ForCausalLM", kv=_all(2), head_dim=128, positions=131072, rope=Turn(style="interleaved", share=0.5)
+        "glm4",
+        "Glm4ForCausalLM",
+        kv=_all(2),
+        head_dim=128,
+        positions=131072,
+        rope=FamilyRope(style="interleaved", share=0.5),
     ),
-    _LLAMA.but("nemotron", "NemotronForCausalLM", positions=4096, rope=Turn(share=0.5)),
+    _LLAMA.but("nemotron", "NemotronForCausalLM", positions=4096, rope=FamilyRope(share=0.5)),
     _LLAMA.but("olmo", "OlmoForCausalLM"),
     _LLAMA.but("gemma", "GemmaForCausalLM", kv=_all(16), head_dim=256, positions=8192, refuses=(_TWO_WAYS,)),
     _LLAMA.but(
@@ -97,7 +119,7 @@ _DENSE: Final = (
         *("phimoe", "PhimoeForCausalLM"),
         kv=_all(8),
         positions=131072,
-        rope=Turn(theta=1e6, mscales=True),
+        rope=FamilyRope(theta=1e6, mscales=True),
         pattern=Pattern(common="local", types=()),
     ),
     _LLAMA.but(
@@ -105,7 +127,7 @@ _DENSE: Final = (
         norms=_HEADS,
         eps=1e-5,
         positions=65536,
-        rope=Turn(
+        rope=FamilyRope(
             theta=12e6,
             default={
                 "rope_theta": 12e6,
@@ -125,7 +147,7 @@ _DENSE: Final = (
         norms=_HEADS,
         eps=1e-5,
         positions=131072,
-        rope=Turn(theta=11158840.0),
+        rope=FamilyRope(theta=11158840.0),
     ),
     _LLAMA.but(
         "glm4_moe",
@@ -134,10 +156,10 @@ _DENSE: Final = (
         norms=Norms(when="use_qk_norm", default=False),
         eps=1e-5,
         positions=131072,
-        rope=Turn(share=0.5),
+        rope=FamilyRope(share=0.5),
     ),
     _LLAMA.but("olmo2", "Olmo2ForCausalLM", norms=_ROWS_F32, eps=1e-5),
-    _LLAMA.but("flex_olmo", "FlexOlmoForCausalLM", norms=_ROWS_F32, positions=4096, rope=Turn(theta=5e5)),
+    _LLAMA.but("flex_olmo", "FlexOlmoForCausalLM", norms=_ROWS_F32, positions=4096, rope=FamilyRope(theta=5e5)),
     _LLAMA.but("olmoe", "OlmoeForCausalLM", norms=Norms(over="row"), eps=1e-5, positions=4096, refuses=(_CLIPPED,)),
     _LLAMA.but(
         "minimax_m2",
@@ -146,7 +168,7 @@ _DENSE: Final = (
         head_dim=128,
         norms=Norms(over="row"),
         positions=196608,
-        rope=Turn(theta=5e6, share=1.0, dims="rotary_dim"),
+        rope=FamilyRope(theta=5e6, share=1.0, dims="rotary_dim"),
     ),
     _LLAMA.but(
         *("minimax_m3_vl_text", "MiniMaxM3VLForCausalLM"),
@@ -154,7 +176,7 @@ _DENSE: Final = (
         head_dim=128,
         norms=_GEMMA_HEADS,
         positions=524288,
-        rope=Turn(theta=5e6, share=1.0),
+        rope=FamilyRope(theta=5e6, share=1.0),
         refuses=(
             Refusal(
                 "sparse_attention_config",
@@ -169,7 +191,7 @@ _DENSE: Final = (
         norms=Norms(kind="layer", when="qk_layernorm", default=False, bias=True),
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
-        rope=Turn(share=0.5),
+        rope=FamilyRope(share=0.5),
     ),
     _LLAMA.but(
         "stablelm",
@@ -180,7 +202,7 @@ _DENSE: Final = (
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=4096,
-        rope=Turn(share=0.25),
+        rope=FamilyRope(share=0.25),
     ),
     _LLAMA.but(
         "persimmon",
@@ -191,7 +213,7 @@ _DENSE: Final = (
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=16384,
-        rope=Turn(share=0.5),
+        rope=FamilyRope(share=0.5),
     ),
     _LLAMA.but(
         "cohere",
@@ -200,21 +222,21 @@ _DENSE: Final = (
         eps=1e-5,
         names={"rms_norm_eps": ("layer_norm_eps",)},
         positions=8192,
-        rope=Turn(style="interleaved", theta=5e5),
+        rope=FamilyRope(style="interleaved", theta=5e5),
     ),
     _LLAMA.but(
         "gpt_neox",
         "GPTNeoXForCausalLM",
         kv=KvHeads(always_all=True),
         divided=True,
-        rope=Turn(thetas=("rotary_emb_base",), share=0.25, shares=("rotary_pct",)),
+        rope=FamilyRope(thetas=("rotary_emb_base",), share=0.25, shares=("rotary_pct",)),
     ),
     _LLAMA.but(
         "gpt_neox_japanese",
         "GPTNeoXJapaneseForCausalLM",
         kv=KvHeads(always_all=True),
         divided=True,
-        rope=Turn(thetas=("rotary_emb_base",), share=1.0, shares=("rotary_pct",)),
+        rope=FamilyRope(thetas=("rotary_emb_base",), share=1.0, shares=("rotary_pct",)),
     ),
     _LLAMA.but(
         "jetmoe",
@@ -241,13 +263,17 @@ _DENSE: Final = (
         head_dim=128,
         norms=Norms(over_when=("qk_norm_type", {"qwen3": "head", "olmo": "row"})),
         positions=36864,
-        rope=Turn(unscaled_field="rope_scaling_layers"),
+        rope=FamilyRope(unscaled_field="rope_scaling_layers"),
     ),
     _LLAMA.but(
-        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        norms=Norms(order="after"),
+        eps=1e-5,
+        rope=FamilyRope(alpha=True),
     ),
     _LLAMA.but(
-        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=Turn(alpha=True)
+        "hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", norms=Norms(order="after"), eps=1e-5, rope=FamilyRope(alpha=True)
     ),
     _LLAMA.but("granite", "GraniteForCausalLM", scale=Scale(given="attention_multiplier", default=1.0)),
     _LLAMA.but("granite4_vision_text", "", scale=Scale(given="attention_multiplier", default=1.0)),
@@ -304,7 +330,7 @@ _GEMMA3: Final = _GEMMA2.but(
     positions=131072,
     pattern=Pattern(common="local", every=6, every_field="sliding_window_pattern _sliding_window_pattern"),
     softcap=("attn_logit_softcapping", None),
-    rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
+    rope=FamilyRope(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
 )
 _GEMMA4: Final = Family(
     "gemma4_text",
@@ -317,7 +343,7 @@ _GEMMA4: Final = Family(
     pattern=Pattern(common="local", every=6),
     window=512,
     scale=Scale(fixed=1.0),
-    rope=Turn(
+    rope=FamilyRope(
         shares=(),
         kinds={"full": (1e6, ""), "local": (1e4, "")},
         default={
@@ -337,7 +363,7 @@ _COHERE2: Final = Family(
     rope=_PAIRS,
     pattern=Pattern(common="local", every=4, every_field="sliding_window_pattern"),
     window=4096,
-    turns="windowed",
+    rotary="windowed",
 )
 _EXAONE4: Final = Family(
     "exaone4",
@@ -347,7 +373,7 @@ _EXAONE4: Final = Family(
     norms=_HEADS,
     pattern=Pattern(common="local", every=4, every_field="sliding_window_pattern"),
     window=4096,
-    turns="local",
+    rotary="local",
 )
 _LAGUNA: Final = Family(
     "laguna",
@@ -358,7 +384,7 @@ _LAGUNA: Final = Family(
     norms=_HEADS,
     pattern=Pattern(),
     window=512,
-    rope=Turn(
+    rope=FamilyRope(
         shares=(),
         share=1.0,
         kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
@@ -371,7 +397,7 @@ _LAGUNA: Final = Family(
 )
 _WINDOWED: Final = (
     _MISTRAL,
-    _MISTRAL.but("mixtral", "MixtralForCausalLM", rope=Turn(theta=1e6), window=None),
+    _MISTRAL.but("mixtral", "MixtralForCausalLM", rope=FamilyRope(theta=1e6), window=None),
     _MISTRAL.but("starcoder2", "Starcoder2ForCausalLM", kv=_all(2), positions=4096, window=None),
     _MISTRAL.but("voxtral_realtime_text", "", window=4096),
     _MISTRAL.but(  # windows of what the cache keeps, in these two: the masks of a prompt show all of it
@@ -390,7 +416,7 @@ _WINDOWED: Final = (
         positions=262144,
         window=None,
         q_scale="ministral",
-        rope=Turn(
+        rope=FamilyRope(
             default={
                 "rope_type": "yarn",
                 "rope_theta": 1e6,
@@ -410,7 +436,7 @@ _WINDOWED: Final = (
         "Phi3ForCausalLM",
         positions=4096,
         pattern=Pattern(common="local", types=()),
-        rope=Turn(share=1.0, original_first=4096),
+        rope=FamilyRope(share=1.0, original_first=4096),
     ),
     Family(
         "phi4_multimodal",
@@ -418,7 +444,7 @@ _WINDOWED: Final = (
         kv=_all(8),
         positions=131072,
         pattern=Pattern(common="local", types=()),
-        rope=Turn(share=1.0, original_first=4096),
+        rope=FamilyRope(share=1.0, original_first=4096),
     ),
     _QWEN2,
     _QWEN2.but(
@@ -437,10 +463,10 @@ _WINDOWED: Final = (
     _QWEN2.but(
         *("smollm3", "SmolLM3ForCausalLM"),
         kv=_all(4),
-        rope=Turn(theta=2e6),
+        rope=FamilyRope(theta=2e6),
         pattern=Pattern(by_flags=("full", "local"), every=4, every_field="no_rope_layer_interval"),
         window=None,
-        turns="flags",
+        rotary="flags",
     ),
     Family(
         *("cwm", "CwmForCausalLM"),
@@ -449,7 +475,7 @@ _WINDOWED: Final = (
         positions=131072,
         pattern=Pattern(common="local", every=4, at=0),
         window=8192,
-        rope=Turn(
+        rope=FamilyRope(
             theta=1e6,
             default={
                 "rope_theta": 1e6,
@@ -473,7 +499,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=5),
         window=512,
         scale=Scale(fixed=1.0),
-        rope=Turn(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
+        rope=FamilyRope(kinds={"full": (1e6, "rope_theta"), "local": (1e4, "rope_local_base_freq")}, flat=False),
         shared=True,
     ),
     _GEMMA4,
@@ -486,7 +512,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=2),
         window=128,
         sinks=("full", "local"),
-        rope=Turn(
+        rope=FamilyRope(
             theta=150_000.0,
             default={
                 "rope_type": "yarn",
@@ -504,7 +530,7 @@ _WINDOWED: Final = (
         norms=_ROWS_F32,
         pattern=Pattern(common="local", every=4),
         window=4096,
-        rope=Turn(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}, flat=False),
+        rope=FamilyRope(kinds={"full": (5e5, "rope_theta"), "local": (5e5, "")}, flat=False),
     ),
     Family(
         *("modernbert-decoder", "ModernBertDecoderForCausalLM"),
@@ -515,7 +541,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=3, every_field="global_attn_every_n_layers", at=0),
         window=128,
         window_over=2,
-        rope=Turn(
+        rope=FamilyRope(
             kinds={"full": (160_000.0, "global_rope_theta"), "local": (1e4, "local_rope_theta")},
             scales=("full", "local"),
             flat=False,
@@ -529,7 +555,7 @@ _WINDOWED: Final = (
         norms=_HEADS,
         pattern=Pattern(),
         window=1024,
-        rope=Turn(
+        rope=FamilyRope(
             shares=(),
             share=1.0,
             kinds={"full": (500_000.0, ""), "local": (10_000.0, "")},
@@ -549,7 +575,7 @@ _WINDOWED: Final = (
         scale=Scale(rsqrt="query_pre_attn_scalar"),
         local_heads=("num_sliding_attention_heads", "attention_other_setting.num_attention_heads"),
         refuses=(_TWO_WAYS,),
-        rope=Turn(
+        rope=FamilyRope(
             share=1.0,
             shares=("partial_rotary_factors",),
             kinds={"full": (1e4, "rope_theta"), "local": (1e4, "rope_theta")},
@@ -565,7 +591,7 @@ _WINDOWED: Final = (
         norms=_HEADS_F32,
         pattern=Pattern(common="local", every=4, every_field="global_attn_every_n_layers"),
         window=1024,
-        turns="sliding",
+        rotary="sliding",
     ),
     _COHERE2,
     _COHERE2.but(
@@ -575,10 +601,10 @@ _WINDOWED: Final = (
             Refusal(
                 "rope_scaling", "transformers' code does not use it; valid: null, with rope_parameters", when="set"
             ),
-            Refusal("first_k_dense_replace", "its dense layers turn and mask by rules of their own; valid: 0"),
+            Refusal("first_k_dense_replace", "its dense layers rotate and mask by rules of their own; valid: 0"),
             Refusal(
                 "mlp_layer_types",
-                "its dense layers turn and mask by rules of their own; valid: no 'dense'",
+                "its dense layers rotate and mask by rules of their own; valid: no 'dense'",
                 when="has:dense",
             ),
         ),
@@ -586,8 +612,10 @@ _WINDOWED: Final = (
     _COHERE2.but(
         *("cohere_compass_text", "CohereCompassForCausalLM"),
         pattern=Pattern(),
-        turns="always",
-        rope=Turn(shares=(), kinds={"full": (0.0, ""), "local": (0.0, "")}, sections=(24, 20, 20), layout="cycle"),
+        rotary="always",
+        rope=FamilyRope(
+            shares=(), kinds={"full": (0.0, ""), "local": (0.0, "")}, sections=(24, 20, 20), layout="cycle"
+        ),
     ),
     _EXAONE4,
     _EXAONE4.but("exaone_moe", "ExaoneMoeForCausalLM"),
@@ -610,7 +638,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=4, at=1, first=2, last=True),
         window=513,
         sinks=("full", "local"),
-        turns="windowed",
+        rotary="windowed",
     ),
     Family(
         *("beam", "BeamForCausalLM"),
@@ -621,7 +649,7 @@ _WINDOWED: Final = (
         pattern=Pattern(common="local", every=6, last=True),
         window=512,
         q_scale="beam",
-        rope=Turn(
+        rope=FamilyRope(
             shares=(),
             kinds={"full": (0.0, ""), "local": (1e4, "")},
             default={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None},
@@ -635,7 +663,7 @@ _WINDOWED: Final = (
         window=128,
         sinks=("full", "local"),
         scale=Scale(given="attention_multiplier", default=1.0),
-        turns="thetas",
+        rotary="thetas",
     ),
     Family(
         *("granitemoe_swa", "GraniteMoeSWAForCausalLM"),
@@ -643,7 +671,7 @@ _WINDOWED: Final = (
         window=128,
         sinks=("full", "local"),
         scale=Scale(given="attention_multiplier", default=1.0),
-        turns="thetas",
+        rotary="thetas",
     ),
     Family(
         *("muse_glimmer_text", ""),
@@ -654,8 +682,8 @@ _WINDOWED: Final = (
         norms=Norms(weight=False, multiply="before"),
         pattern=Pattern(common="local", every=4, from_end=True),
         window=2048,
-        turns="thetas",
-        rope=Turn(zero_on_special=True),
+        rotary="thetas",
+        rope=FamilyRope(zero_on_special=True),
         q_factor=("qk_scale_factor", 3.87),
         notes=("The scale of decode has the factor of q, qk_scale_factor, in it.",),
     ),
@@ -668,8 +696,8 @@ _WINDOWED: Final = (
         norms=Norms(weight=False, multiply="before"),
         pattern=Pattern(common="local", every=4, from_end=True),
         window=2048,
-        turns="thetas",
-        rope=Turn(default={"rope_theta": 500_000.0}, zero_on_special=True),
+        rotary="thetas",
+        rope=FamilyRope(default={"rope_theta": 500_000.0}, zero_on_special=True),
         q_factor=("qk_scale_factor", 5.4730064863875),
         notes=("The scale of decode has the factor of q, qk_scale_factor, in it.",),
     ),
@@ -683,7 +711,7 @@ _WINDOWED: Final = (
         window=129,
         window_before="sliding_window_size",
         sinks=("local",),
-        rope=Turn(
+        rope=FamilyRope(
             shares=(),
             share=1.0,
             plain_share=0.334,
@@ -702,7 +730,7 @@ _WINDOWED: Final = (
         eps=1e-5,
         positions=131072,
         norms=Norms(weight=False, order="after", multiply="before", when="use_qk_norm", roped=True),
-        rope=Turn(style="interleaved", theta=500_000.0),
+        rope=FamilyRope(style="interleaved", theta=500_000.0),
         pattern=Pattern(
             by_flags=("chunked", "full"),
             every=4,
@@ -710,7 +738,7 @@ _WINDOWED: Final = (
             words={**SLIDING, "chunked_attention": "chunked"},
         ),
         chunk=8192,
-        turns="flags",
+        rotary="flags",
         q_scale="llama4",
     ),
     Family(
@@ -741,7 +769,7 @@ _QWEN2_VL: Final = _QWEN2.but(
     "",
     kv=_all(8),
     divided=True,
-    rope=Turn(theta=1e6, sections=(16, 24, 24)),
+    rope=FamilyRope(theta=1e6, sections=(16, 24, 24)),
     pattern=Pattern(special="local", from_layer=80),
 )
 _QWEN3_VL: Final = Family(
@@ -751,7 +779,7 @@ _QWEN3_VL: Final = Family(
     head_dim=128,
     positions=128000,
     norms=_HEADS,
-    rope=Turn(theta=5e5, sections=(24, 20, 20), layout="cycle"),
+    rope=FamilyRope(theta=5e5, sections=(24, 20, 20), layout="cycle"),
 )
 _GLM4V: Final = Family(
     "glm4v_text",
@@ -759,7 +787,7 @@ _GLM4V: Final = Family(
     kv=_all(2),
     divided=True,
     positions=32768,
-    rope=Turn(style="interleaved", share=1.0, sections=(8, 12, 12)),
+    rope=FamilyRope(style="interleaved", share=1.0, sections=(8, 12, 12)),
 )
 _MROPE: Final = (
     _QWEN2_VL,
@@ -773,7 +801,7 @@ _MROPE: Final = (
         kv=_all(4),
         head_dim=None,
         positions=32768,
-        rope=Turn(theta=1e6, sections=(24, 20, 20), layout="cycle"),
+        rope=FamilyRope(theta=1e6, sections=(24, 20, 20), layout="cycle"),
     ),
     _QWEN3_VL.but(
         "cosmos3_edge_text",
@@ -781,12 +809,17 @@ _MROPE: Final = (
         kv=_all(8),
         norms=None,
         positions=131072,
-        rope=Turn(theta=1e8, default={"rope_theta": 1e8}, sections=(24, 20, 20), layout="cycle"),
+        rope=FamilyRope(theta=1e8, default={"rope_theta": 1e8}, sections=(24, 20, 20), layout="cycle"),
     ),
     _GLM4V,
     _GLM4V.but("glm_ocr_text", "", kv=_all(8), divided=False, positions=131072),
     _GLM4V.but(
-        "glm4v_moe_text", "", kv=_all(8), divided=False, positions=65536, rope=Turn(share=0.5, sections=(8, 12, 12))
+        "glm4v_moe_text",
+        "",
+        kv=_all(8),
+        divided=False,
+        positions=65536,
+        rope=FamilyRope(share=0.5, sections=(8, 12, 12)),
     ),
     Family(
         "paddleocr_vl_text",
@@ -794,14 +827,14 @@ _MROPE: Final = (
         kv=_all(2),
         head_dim=128,
         positions=131072,
-        rope=Turn(theta=5e5, sections=(16, 24, 24)),
+        rope=FamilyRope(theta=5e5, sections=(16, 24, 24)),
     ),
     Family(
         "ernie4_5_vl_moe_text",
         "",
         kv=_all(4),
         positions=131072,
-        rope=Turn(style="interleaved", theta=5e5, sections=(22, 22, 20), layout="hw_t"),
+        rope=FamilyRope(style="interleaved", theta=5e5, sections=(22, 22, 20), layout="hw_t"),
     ),
 )
 
@@ -814,13 +847,13 @@ _QWEN3_NEXT: Final = Family(
     head_dim=256,
     positions=32768,
     norms=_GEMMA_HEADS,
-    rope=Turn(share=0.25),
+    rope=FamilyRope(share=0.25),
     pattern=Pattern(common="linear", every=4, every_field="full_attention_interval", words=HYBRID),
 )
 _QWEN3_5: Final = _QWEN3_NEXT.but(
-    "qwen3_5_text", "Qwen3_5ForCausalLM", kv=_all(4), rope=Turn(share=0.25, sections=(11, 11, 10), layout="cycle")
+    "qwen3_5_text", "Qwen3_5ForCausalLM", kv=_all(4), rope=FamilyRope(share=0.25, sections=(11, 11, 10), layout="cycle")
 )
-_GRANITE_ROPE: Final = Turn(when=("position_embedding_type", "rope"))
+_GRANITE_ROPE: Final = FamilyRope(when=("position_embedding_type", "rope"))
 _BLOCKS: Final = ("layer_types", "layers_block_type")
 _ZAMBA: Final = {"hybrid": "full", "mamba": "mamba", "linear_attention": "linear"}  # no other word stands for attention
 _HYBRIDS: Final = (
@@ -839,7 +872,7 @@ _HYBRIDS: Final = (
         "BambaForCausalLM",
         kv=_all(8),
         positions=262144,
-        rope=Turn(share=0.5),
+        rope=FamilyRope(share=0.5),
         pattern=Pattern(common="linear", types=(), lists="attn_layer_indices"),
     ),
     Family(
@@ -880,7 +913,7 @@ _HYBRIDS: Final = (
         names={"rms_norm_eps": ("norm_eps",)},
         positions=128000,
         norms=_HEADS,
-        rope=Turn(theta=1e6),
+        rope=FamilyRope(theta=1e6),
         pattern=Pattern(common="conv", lists="full_attn_idxs", words=HYBRID, every=1),
     ),
     Family(
@@ -891,7 +924,7 @@ _HYBRIDS: Final = (
         names={"rms_norm_eps": ("norm_eps",)},
         positions=128000,
         norms=_HEADS,
-        rope=Turn(theta=1e6),
+        rope=FamilyRope(theta=1e6),
         pattern=Pattern(words=HYBRID),
     ),
     Family(
@@ -904,7 +937,7 @@ _HYBRIDS: Final = (
         norms=_HEADS,
         window=256,
         pattern=Pattern(common="conv", every=4, at=2, also=0, words=HYBRID),
-        rope=Turn(
+        rope=FamilyRope(
             shares=(),
             kinds={"full": (1e6, ""), "local": (1e4, "")},
             default={
@@ -918,7 +951,7 @@ _HYBRIDS: Final = (
         "MiniMaxForCausalLM",
         kv=_all(8),
         positions=131072,
-        rope=Turn(theta=1e6),
+        rope=FamilyRope(theta=1e6),
         pattern=Pattern(common="linear", special="local", every=2, at=0, words={**HYBRID, "full_attention": "local"}),
         window=None,
     ),
@@ -938,7 +971,7 @@ _HYBRIDS: Final = (
     Family(
         *("recurrent_gemma", "RecurrentGemmaForCausalLM"),
         names={"sliding_window": ("attention_window_size", "sliding_window")},
-        rope=Turn(share=0.5),
+        rope=FamilyRope(share=0.5),
         window=2048,
         pattern=Pattern(
             types=(),
@@ -971,7 +1004,7 @@ _HYBRIDS: Final = (
         names={"head_dim": ("attention_head_dim",)},
         hidden_times=2,
         positions=4096,
-        rope=Turn(when=("use_mem_rope", "true")),
+        rope=FamilyRope(when=("use_mem_rope", "true")),
         scale=Scale(halved=True),
         pattern=Pattern(
             types=_BLOCKS,
@@ -1005,7 +1038,7 @@ _HYBRIDS: Final = (
     Family(
         *("bailing_hybrid", "BailingHybridForCausalLM BailingMoeV2_5ForCausalLM"),
         positions=262144,
-        rope=Turn(theta=6e6),
+        rope=FamilyRope(theta=6e6),
         rows=Rows(
             defaults={"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 512},
             interleaved=True,
@@ -1035,7 +1068,7 @@ _LATENT: Final = (
         *("longcat_flash", "LongcatFlashForCausalLM"),
         names={"num_hidden_layers": ("num_layers",)},
         positions=131072,
-        rope=Turn(theta=1e7),
+        rope=FamilyRope(theta=1e7),
         rows=Rows(interleaved=True, factor=True),
         layers_times=2,
     ),
@@ -1044,7 +1077,7 @@ _LATENT: Final = (
         *("mistral4", "Mistral4ForCausalLM"),
         positions=1048576,
         q_scale="ministral",
-        rope=Turn(
+        rope=FamilyRope(
             default={
                 "rope_type": "yarn",
                 "rope_theta": 10_000.0,
@@ -1121,12 +1154,12 @@ _ABSOLUTE: Final = (
     _GPT2.but(
         "codegen",
         "CodeGenForCausalLM",
-        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+        rope=FamilyRope(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
     ),
     _GPT2.but(
         "gptj",
         "GPTJForCausalLM",
-        rope=Turn(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
+        rope=FamilyRope(style="interleaved", thetas=(), share=1.0, dims="rotary_dim", default={"rotary_dim": 64}),
     ),
     _GPT2.but("opt", "OPTForCausalLM", names={}),
     _GPT2.but("biogpt", "BioGptForCausalLM", names={}),
@@ -1198,7 +1231,7 @@ _ABSOLUTE: Final = (
         },
         kv=KvHeads(field="attn_config.kv_n_heads", default=1),
         divided=True,
-        rope=Turn(thetas=("rope_theta", "attn_config.rope_theta")),
+        rope=FamilyRope(thetas=("rope_theta", "attn_config.rope_theta")),
     ),
 )
 

@@ -25,12 +25,12 @@ CACHELESS: Final = frozenset(STATES.values())
 
 
 @dataclass(frozen=True)
-class Turn:
+class FamilyRope:
     """RoPE of a family.
 
-    `theta`: base where the config has none, `thetas` the fields that may have it. `share`: the part of a head that turns
-    where the config has no partial_rotary_factor (`shares`); None: under default RoPE the family's modelling code turns the
-    whole head, whatever the config says. `dims`: a field with the number of elements that turn. `default`: rope_parameters
+    `theta`: base where the config has none, `thetas` the fields that may have it. `share`: the part of a head that RoPE rotates
+    where the config has no partial_rotary_factor (`shares`); None: under default RoPE the family's modelling code rotates the
+    whole head, whatever the config says. `dims`: a field with the number of rotated elements. `default`: rope_parameters
     of a config without any. `kinds`: the family has a RoPE for each kind of layers; (base, field with the base). `scales`:
     kinds that a flat `rope_scaling` scales. `nested_only`: bases and shares stand in rope_parameters alone.
     `sections`: pairs of t, h and w where a config has no mrope_section; () is one position a token.
@@ -131,7 +131,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Scale:
-    """What q . k is multiplied by: 1 / sqrt(head dim), unless one of these says otherwise.
+    """Factor of q . k: 1 / sqrt(head dim), unless one of these says otherwise.
 
     `given`: a field with the factor; `rsqrt`: a field whose -1/2 power it is; `default`: that field's value where the config
     has none; None: the head dim's. `fixed`: a constant. `halved`: by the -1/2 power of half the head dim (Zamba).
@@ -166,7 +166,7 @@ class Index:
     """An indexer that chooses the tokens that a query sees, of `heads` where index_n_heads is absent.
 
     `interleaved`: the pairs of its RoPE where indexer_rope_interleave is absent; the head's `part` of qk_rope_head_dim elements
-    turns. `eps` of the layer norm of its keys, None: the config's; `f32`: that norm's weights stay f32. `shared`: field
+    rotates. `eps` of the layer norm of its keys, None: the config's; `f32`: that norm's weights stay f32. `shared`: field
     indexer_types says which layers take the picks of one before them. Where it is absent, layers 0, 1 and each `every`-th behind
     1 have an indexer; with `schedule`, fields index_topk_pattern, or index_topk_freq and index_skip_topk_offset, say it.
     """
@@ -213,7 +213,7 @@ class Family:
 
     `names`: fields whose names differ, canonical -> as the config spells it (one or more; a dot reaches into an object).
     `head_dim`: the config class's default; None: hidden_size / num_attention_heads. `divided`: that always, whatever a
-    head_dim field says. `turns`: layers with RoPE: "always"; "windowed" those with a window; "sliding" local layers;
+    head_dim field says. `rotary`: layers with RoPE: "always"; "windowed" those with a window; "sliding" local layers;
     "local" these, or all where the config has no window; "flags" as no_rope_layers says, "thetas" layer_rope_theta.
     `alibi`: true, or the field that says so; `alibi_note`: what a spec with it says besides. `sinks`: kinds of layers with
     them. `q_scale`: q scaled by position as in "llama4", "ministral", "beam". `q_factor`: a field with a factor of q, and
@@ -239,13 +239,13 @@ class Family:
     v_head_dim: tuple[str, int] | None = None
     positions: int = 2048
     eps: float = 1e-6
-    rope: Turn | None = Turn()
+    rope: FamilyRope | None = FamilyRope()
     norms: Norms | None = None
     pattern: Pattern = Pattern(types=())  # without windows, whatever layer_types says
     window: int | None = None
     window_when: str = ""
     chunk: int | None = None
-    turns: Literal["always", "windowed", "local", "sliding", "flags", "thetas"] = "always"
+    rotary: Literal["always", "windowed", "local", "sliding", "flags", "thetas"] = "always"
     scale: Scale = Scale()
     softcap: tuple[str, float | None] | None = None
     sinks: tuple[str, ...] = ()

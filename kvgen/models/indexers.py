@@ -1,6 +1,6 @@
 """Indexers that pick the tokens of latent rows (DeepSeek V3.2, GLM-5, A.X-K2, HY-V4): which layers have one, its RoPE and norm.
 
-Field names and rules are those of transformers 5.23. Its code of GLM turns pairs (2i, 2i + 1) whatever indexer_rope_interleave
+Field names and rules are those of transformers 5.23. Its code of GLM rotates pairs (2i, 2i + 1) whatever indexer_rope_interleave
 says; the field is read as vLLM reads it.
 """
 
@@ -40,10 +40,11 @@ def indexers(index: Index, text: Fields, count: int) -> list[Indexer]:
 
 def index_rope(index: Index, text: Fields, rope: Rope) -> Rope:
     """RoPE of the indexer's q and keys: the angles of the latent row's, on a part of each head."""
-    turned, dim = rope.dim or 0, text.integer("index_head_dim", default=128, high=HEAD_DIM)
-    if turned > dim:
+    rotary_dim, dim = rope.dim or 0, text.integer("index_head_dim", default=128, high=HEAD_DIM)
+    if rotary_dim > dim:
         text.fail(
-            "index_head_dim", f"RoPE turns {turned} elements of each head, qk_rope_head_dim; valid: from {turned}"
+            "index_head_dim",
+            f"RoPE rotates {rotary_dim} elements of each head, qk_rope_head_dim; valid: from {rotary_dim}",
         )
     pairs = text.flag("indexer_rope_interleave", default=index.interleaved)
     return rope.model_copy(update={"style": "interleaved" if pairs else "neox", "part": index.part})

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the cache and attention, layer by layer, whether or not kvgen's kernels can do it yet."""
+"""A checkpoint's demands on the cache and attention, layer by layer, whether or not kvgen's kernels can do it yet."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class LayerFacts:
 
     For latent attention `kv_heads` is 1, `head_dim_k` the cached row's elements, `head_dim_v` its latent part's. `scale` is
     what q . k is multiplied by. `window` counts the tokens that a query sees, its own included; with `chunk` it sees those
-    of its position's chunk. `rope` None: the layer has no rotary positions; `proportional`: `rope.dim` elements turn, as
+    of its position's chunk. `rope` None: the layer has no rotary positions; `proportional`: `rope.dim` elements are rotated, as
     pairs (i, i + head_dim / 2) by the frequencies of a whole head. `mrope`: pairs of each section where positions are
     several a token; they lie in "runs", alternate in a "cycle" (t h w t h w), or h w h w and then t ("hw_t").
-    `indexer` chooses the tokens that a query sees; where it is the layer's own, `index_rope` turns its q and keys, and
+    `indexer` chooses the tokens that a query sees; where it is the layer's own, `index_rope` rotates its q and keys, and
     `index_norm` is the norm of its keys. `q_factor`: what the model multiplies q by between its norm
     and RoPE (Muse Spark); in a spec it is part of the scale of scores. `compressed`: entries of several tokens that a query
     reads beside its window's rows; the row of a token is then key and value of all heads.
@@ -100,13 +100,13 @@ class LayerFacts:
 
     @property
     def interleaved(self) -> bool:
-        """Whether the sections of M-RoPE alternate pair by pair."""
+        """True: the sections of M-RoPE alternate pair by pair."""
         return bool(self.mrope) and self.mrope_layout == "cycle"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a config.json says about a model's cache and attention.
+    """A model's cache and attention as a config.json states them.
 
     `kinds` are its kinds of layers, each with the number of its first layer; `pattern[i]` says which one layer i is of.
     `model` is the same as a spec states it. The other fields are those of the first kind that has a cache: for latent

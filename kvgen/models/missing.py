@@ -52,9 +52,9 @@ MISSING: Final[Mapping[str, str]] = {
     "diffllama": "the difference of two softmaxes over halves of V; rare, no operation has it",
     "doge": "a mask computed from V; rare, no operation has it",
     "cpmant": "a learned bias per bucket of distances and segments; rare, no operation has it",
-    "nanochat": "RoPE that turns backwards, by the opposite angle; Rope has no such field yet: give "
+    "nanochat": "RoPE that rotates backwards, by the opposite angle; Rope has no such field yet: give "
     "ops.Append a table of negated sines (angles='halves')",
-    "hunyuan_vl_text": "sections of positions that are of a head's elements, so that the two of a pair turn by different ones; "
+    "hunyuan_vl_text": "sections of positions that are of a head's elements, so that the two of a pair rotate by different ones; "
     "ops.Append deals pairs alone",
     "glm5_next_text": "pooled keys of an indexer whose scores and top-k no operation computes yet",
     "qwen4_exp_text": "compressed keys of an indexer whose scores and top-k no operation computes yet",

@@ -15,7 +15,7 @@ from kvgen.models.layers import CacheDtype, Checkpoint, LayerFacts, Norm, QueryS
 from kvgen.models.model_facts import model_of
 from kvgen.models.outside import HEAD_DIM, HEADS, LAYERS, POSITIONS, Latents, Shape, checked
 from kvgen.models.patterns import layer_count, layer_kinds, rope_flags, specials
-from kvgen.models.rope import Turning, turnings, unscaled
+from kvgen.models.rope import LayerRope, layer_ropes, unscaled
 from kvgen.models.source import harmless
 from kvgen.models.unread import ORIGINAL
 from kvgen.schema.model import Indexer, Mla
@@ -284,8 +284,8 @@ class _Reader:
         window = self._window() if "local" in names else None
         chunk = self._chunk() if "chunked" in names else None
         shapes = self._shapes(names)
-        turned = self._turned(names, window, count)
-        ropes = self._ropes(names, shapes, turned)
+        rotary = self._rotary(names, window, count)
+        ropes = self._ropes(names, shapes, rotary)
         sources = self._sources(names)
         scaled = self._scaled_layers(count)
         index = family.rows.index if family.rows is not None else None
@@ -301,7 +301,7 @@ class _Reader:
                     shape.q_heads,
                     shape.kv_heads,
                     shape.head_dim,
-                    turned[i],
+                    rotary[i],
                     sources[i],
                     scaled[i],
                     pickers[i],
@@ -311,7 +311,7 @@ class _Reader:
                     LayerFacts(i, name, cache=False)
                     if name in CACHELESS
                     else self._indexed(
-                        self._facts(i, name, shapes[i], ropes, turned[i], sources[i], scaled[i], window, chunk),
+                        self._facts(i, name, shapes[i], ropes, rotary[i], sources[i], scaled[i], window, chunk),
                         pickers[i],
                     )
                 )
@@ -410,8 +410,8 @@ class _Reader:
 
     # RoPE -------------------------------------------------------------------------------------------------------------
 
-    def _turned(self, names: Sequence[str], window: int | None, count: int) -> list[float | bool]:
-        """Whether each layer has RoPE: a base of its own where it has one."""
+    def _rotary(self, names: Sequence[str], window: int | None, count: int) -> list[float | bool]:
+        """Each layer's flag: it has RoPE; the base instead where it has one of its own."""
         family, text = self.family, self.text
         if family.rope is None:
             return [False] * count
@@ -422,15 +422,15 @@ class _Reader:
                 text.fail(key, f"it says whether the model has RoPE; valid: {word}, null")
             if ("true" if value is True else value) != word:
                 return [False] * count
-        if family.turns == "flags":
+        if family.rotary == "flags":
             return list(rope_flags(text, family.pattern, count))
-        if family.turns == "thetas":
+        if family.rotary == "thetas":
             return self._thetas(names, count)
-        if family.turns == "windowed":
+        if family.rotary == "windowed":
             return [name == "local" and window is not None for name in names]
-        if family.turns == "sliding":
+        if family.rotary == "sliding":
             return [name == "local" for name in names]
-        if family.turns == "local":
+        if family.rotary == "local":
             whole = not (text.has("sliding_window") or "sliding_window" not in text.values)
             return [whole or name == "local" for name in names]
         return [True] * count
@@ -453,46 +453,46 @@ class _Reader:
         return found
 
     def _ropes(
-        self, names: Sequence[str], shapes: Sequence[_Shape], turned: Sequence[float | bool]
-    ) -> dict[str, Turning | None]:
+        self, names: Sequence[str], shapes: Sequence[_Shape], rotary: Sequence[float | bool]
+    ) -> dict[str, LayerRope | None]:
         family, text = self.family, self.text
-        if family.rope is None or not any(turned):
+        if family.rope is None or not any(rotary):
             return {}
         if self.mla is not None:
             style: Literal["neox", "interleaved"] = "interleaved" if self.interleaved else "neox"
             row = replace(family.rope, style=style, share=1.0, shares=())
             dims = {"full": self.mla.qk_rope_head_dim}
-            found = turnings(_without_share(text), row, dims, "qk_rope_head_dim", family.positions)
+            found = layer_ropes(_without_share(text), row, dims, "qk_rope_head_dim", family.positions)
             self._note(found)
             return {name: found["full"] for name in names}
-        dims = {name: shape.head_dim for name, shape, turn in zip(names, shapes, turned, strict=True) if turn}
+        dims = {name: shape.head_dim for name, shape, has_rope in zip(names, shapes, rotary, strict=True) if has_rope}
         place, key = self._spelled("head_dim")
         known = key if place is not None and place.has(key) else "head_dim"
-        found = turnings(text, family.rope, dims, known, family.positions)
+        found = layer_ropes(text, family.rope, dims, known, family.positions)
         self._note(found)
         return found
 
-    def _note(self, found: Mapping[str, Turning | None]) -> None:
+    def _note(self, found: Mapping[str, LayerRope | None]) -> None:
         """Say what is not read of the RoPE, and what is read otherwise than transformers reads it."""
-        turned = [turning for turning in found.values() if turning is not None]
-        for turning in turned:
-            if turning.ignored is not None and not self.notes:
+        ropes = [layer_rope for layer_rope in found.values() if layer_rope is not None]
+        for layer_rope in ropes:
+            if layer_rope.ignored is not None and not self.notes:
                 self.notes.append(
-                    f"partial_rotary_factor {turning.ignored:g} is not used: under default RoPE transformers' code for this "
-                    "family turns whole heads; vLLM turns that part."
+                    f"partial_rotary_factor {layer_rope.ignored:g} is not used: under default RoPE transformers' code for this "
+                    "family rotates whole heads; vLLM rotates that part."
                 )
-        factors = dict.fromkeys(turning.attn_factor for turning in turned if turning.attn_factor is not None)
+        factors = dict.fromkeys(layer_rope.attn_factor for layer_rope in ropes if layer_rope.attn_factor is not None)
         self.notes += [f"{name} multiplies cos and sin, as in vLLM; transformers does not read it." for name in factors]
-        unread = list(dict.fromkeys(name for turning in turned for name in self._unread(turning)))
+        unread = list(dict.fromkeys(name for layer_rope in ropes for name in self._unread(layer_rope)))
         if unread:
             more = f" and {len(unread) - _NAMED} more" if len(unread) > _NAMED else ""
             self.notes.append(f"Not read: {', '.join(map(harmless, unread[:_NAMED]))}{more}.")
 
-    def _unread(self, turning: Turning) -> list[str]:
+    def _unread(self, layer_rope: LayerRope) -> list[str]:
         """The names of RoPE's fields that nothing is made of."""
         read = {"llama_4_scaling_beta"} if self.family.q_scale == "ministral" else set()
-        read |= {ORIGINAL} if read and turning.beta else set()
-        return [name for name in turning.unread if name.rpartition(".")[2] not in read]
+        read |= {ORIGINAL} if read and layer_rope.beta else set()
+        return [name for name in layer_rope.unread if name.rpartition(".")[2] not in read]
 
     def _scaled_layers(self, count: int) -> list[bool]:
         """Which layers' RoPE is scaled."""
@@ -532,20 +532,20 @@ class _Reader:
         index: int,
         name: str,
         shape: _Shape,
-        ropes: Mapping[str, Turning | None],
-        turn: float | bool,
+        ropes: Mapping[str, LayerRope | None],
+        rotary: float | bool,
         source: int | None,
         scaled: bool,
         window: int | None,
         chunk: int | None,
     ) -> LayerFacts:
         family = self.family
-        turning = ropes.get(name) if turn else None
-        if turning is not None and not scaled:
-            turning = unscaled(turning)
-        rope = turning.rope if turning is not None else None
-        if rope is not None and turn is not True:
-            rope = rope.model_copy(update={"theta": float(turn)})
+        layer_rope = ropes.get(name) if rotary else None
+        if layer_rope is not None and not scaled:
+            layer_rope = unscaled(layer_rope)
+        rope = layer_rope.rope if layer_rope is not None else None
+        if rope is not None and rotary is not True:
+            rope = rope.model_copy(update={"theta": float(rotary)})
         if rope is not None and self.mla is not None:
             rope = rope.model_copy(update={"dim": self.mla.qk_rope_head_dim})
         mla = self.mla
@@ -561,7 +561,7 @@ class _Reader:
             kv_heads=shape.kv_heads,
             head_dim_k=head_dim,
             head_dim_v=v_dim,
-            scale=self._scale(shape.head_dim, turning),
+            scale=self._scale(shape.head_dim, layer_rope),
             q_factor=self._q_factor(),
             window=window if name == "local" else None,
             chunk=chunk if name == "chunked" else None,
@@ -569,13 +569,13 @@ class _Reader:
             sinks=name in family.sinks,
             alibi=self._alibi(),
             rope=None if self._alibi() else rope,
-            proportional=turning is not None and turning.proportional,
-            mrope=turning.sections if turning is not None and row is not None and row.sections else (),
+            proportional=layer_rope is not None and layer_rope.proportional,
+            mrope=layer_rope.sections if layer_rope is not None and row is not None and row.sections else (),
             mrope_layout=row.layout if row is not None else "runs",
             q_norm=None if latent else q_norm,
             k_norm=k_norm if source is None else None,
             v_norm=v_norm if source is None else None,
-            q_scale=self._q_scale(rope is not None, turning),
+            q_scale=self._q_scale(rope is not None, layer_rope),
             mla=mla,
             kv_source=source,
         )
@@ -620,11 +620,11 @@ class _Reader:
             return default
         return self.text.optional_number(name, low=1e-3, high=1e6)
 
-    def _scale(self, head_dim: int, turning: Turning | None) -> float:
+    def _scale(self, head_dim: int, layer_rope: LayerRope | None) -> float:
         scale, text = self.family.scale, self.text
         if self.mla is not None:
-            factor = turning.factor if turning is not None else 1.0
-            scaling = turning.rope.scaling if turning is not None else None
+            factor = layer_rope.factor if layer_rope is not None else 1.0
+            scaling = layer_rope.rope.scaling if layer_rope is not None else None
             found = float(self.mla.qk_dim**-0.5)
             all_dim = getattr(scaling, "mscale_all_dim", None)
             if all_dim is not None:
@@ -684,7 +684,7 @@ class _Reader:
         default = self.family.eps
         return place.number(key, default=default, low=1e-30, high=1.0) if place is not None else default
 
-    def _q_scale(self, roped: bool, turning: Turning | None) -> QueryScale | None:
+    def _q_scale(self, roped: bool, layer_rope: LayerRope | None) -> QueryScale | None:
         kind, text = self.family.q_scale, self.text
         if kind == "beam":
             return None if roped else QueryScale(0.1, 2048, 1, "power")
@@ -695,9 +695,9 @@ class _Reader:
             if not positions.is_integer():
                 text.fail("floor_scale", "it counts positions; valid: a whole number from 1")
             return QueryScale(text.number("attn_scale", default=0.1, low=1e-6, high=1e3), int(positions), 1)
-        if kind == "ministral" and turning is not None and turning.beta:
-            assert turning.original is not None
-            return QueryScale(turning.beta, turning.original)
+        if kind == "ministral" and layer_rope is not None and layer_rope.beta:
+            assert layer_rope.original is not None
+            return QueryScale(layer_rope.beta, layer_rope.original)
         return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen.errors import ConfigError
-from kvgen.models.family import Turn
+from kvgen.models.family import FamilyRope
 from kvgen.models.fields import Fields
 from kvgen.models.outside import RopeJson, Share, Theta, checked
 from kvgen.models.unread import ORIGINAL, unread
@@ -20,10 +20,10 @@ _KNOWN = ("default", "linear", "llama3", "yarn", "longrope", "su")
 
 
 @dataclass(frozen=True)
-class Turning:
+class LayerRope:
     """RoPE of a kind of layers.
 
-    `rope.dim` elements of a head turn; with `proportional`, their frequencies are those of the whole head's first pairs, and
+    `rope.dim` elements of a head rotate; with `proportional`, their frequencies are those of the whole head's first pairs, and
     pair i is elements i and i + d / 2 of the whole head (Gemma 4). `sections`: pairs of each of several positions a token.
     `factor`: what mscale_all_dim makes of a latent model's scale where no YarnScaling says it. `beta`, `original`: q is
     scaled by position (Ministral 3). `ignored`: a partial_rotary_factor that the family's modelling code does not use.
@@ -41,9 +41,9 @@ class Turning:
     attn_factor: str | None = None
 
 
-def turnings(
-    fields: Fields, row: Turn, head_dims: Mapping[str, int], key: str, positions: int
-) -> dict[str, Turning | None]:
+def layer_ropes(
+    fields: Fields, row: FamilyRope, head_dims: Mapping[str, int], key: str, positions: int
+) -> dict[str, LayerRope | None]:
     """The RoPE of each kind in `head_dims`, None where it has none.
 
     `key` names the field that the head dim came from; `positions` is max_position_embeddings where the config has none.
@@ -56,18 +56,18 @@ def turnings(
             kind: _of_kind(fields, row, kind, given, place, bool(nested), dim, key, positions)
             for kind, dim in head_dims.items()
         }
-        return {kind: _with_unread(turning, beside) for kind, turning in of_kinds.items()}
+        return {kind: _with_unread(layer_rope, beside) for kind, layer_rope in of_kinds.items()}
     if nested:
         same = [given[name] for name in nested if given[name] is not None]
         if any(one != same[0] for one in same):
             raise ConfigError(
-                f"{place}: got an object for each kind of layers; this family's layers turn alike; valid: one object, such as "
+                f"{place}: got an object for each kind of layers; this family's layers rotate alike; valid: one object, such as "
                 '{"rope_type": "default", "rope_theta": 10000.0}'
             )
         given, place = same[0] if same else {}, f"{place}.{nested[0]}"
-    found: dict[str, Turning | None] = {}
+    found: dict[str, LayerRope | None] = {}
     for kind, dim in head_dims.items():
-        found[kind] = _with_unread(_turning(fields, row, given, place, dim, key, positions, row.theta), beside)
+        found[kind] = _with_unread(_layer_rope(fields, row, given, place, dim, key, positions, row.theta), beside)
     return found
 
 
@@ -84,16 +84,16 @@ def _beside(fields: Fields, given: Mapping[str, Any], place: str, nested: Sequen
     return tuple(found)
 
 
-def _with_unread(turning: Turning | None, names: tuple[str, ...]) -> Turning | None:
-    return replace(turning, unread=(*names, *turning.unread)) if turning is not None and names else turning
+def _with_unread(layer_rope: LayerRope | None, names: tuple[str, ...]) -> LayerRope | None:
+    return replace(layer_rope, unread=(*names, *layer_rope.unread)) if layer_rope is not None and names else layer_rope
 
 
-def unscaled(turning: Turning) -> Turning:
-    """The same without its scaling."""
-    return replace(turning, rope=turning.rope.model_copy(update={"scaling": None}))
+def unscaled(layer_rope: LayerRope) -> LayerRope:
+    """A RoPE without its scaling."""
+    return replace(layer_rope, rope=layer_rope.rope.model_copy(update={"scaling": None}))
 
 
-def _given(fields: Fields, row: Turn) -> tuple[Mapping[str, Any], str]:
+def _given(fields: Fields, row: FamilyRope) -> tuple[Mapping[str, Any], str]:
     """The parameters and their field's name: rope_scaling where it is not empty, else rope_parameters, else the family's."""
     old, new = fields.object("rope_scaling"), fields.object("rope_parameters")
     if old is not None and old.values and not row.kinds:
@@ -108,7 +108,7 @@ def _given(fields: Fields, row: Turn) -> tuple[Mapping[str, Any], str]:
     return row.default, fields.name("rope_parameters")
 
 
-def _with_scaling(given: dict[str, Any], scaling: Mapping[str, Any], row: Turn) -> dict[str, Any]:
+def _with_scaling(given: dict[str, Any], scaling: Mapping[str, Any], row: FamilyRope) -> dict[str, Any]:
     """Parameters by kind, in which a flat rope_scaling scales the kinds that the family says."""
     if any(name in scaling for name in KINDS.values()):
         return {**given, **scaling}
@@ -127,7 +127,7 @@ def _with_scaling(given: dict[str, Any], scaling: Mapping[str, Any], row: Turn) 
 
 def _of_kind(
     fields: Fields,
-    row: Turn,
+    row: FamilyRope,
     kind: str,
     given: Mapping[str, Any],
     place: str,
@@ -135,7 +135,7 @@ def _of_kind(
     dim: int,
     key: str,
     positions: int,
-) -> Turning | None:
+) -> LayerRope | None:
     theta, name = row.kinds.get(kind, row.kinds["full"])
     word = KINDS.get(kind, "full_attention")
     inner: Any = given
@@ -151,19 +151,19 @@ def _of_kind(
         inner = None
     inner = Fields(inner if inner is not None else {}, f"{place}.{word}" if nested else place)
     own = replace(row, thetas=(name,) if name else ())
-    return _turning(fields, own, inner.values, inner.where, dim, key, positions, theta)
+    return _layer_rope(fields, own, inner.values, inner.where, dim, key, positions, theta)
 
 
-def _turning(
+def _layer_rope(
     fields: Fields,
-    row: Turn,
+    row: FamilyRope,
     given: Mapping[str, Any],
     place: str,
     head_dim: int,
     key: str,
     positions: int,
     theta: float,
-) -> Turning:
+) -> LayerRope:
     inside = Fields(given, place)
     json = checked(RopeJson, given, inside.name)
     kind = json.rope_type or json.type or "default"
@@ -184,7 +184,7 @@ def _turning(
                 shared_by[1],
                 f"it rotates {rotated} of {head_dim} elements, not whole pairs; valid: such as 1.0, all of them",
             )
-        raise ConfigError(f"{fields.name(key)}: got {head_dim}; RoPE turns pairs of elements; valid: an even number")
+        raise ConfigError(f"{fields.name(key)}: got {head_dim}; RoPE rotates pairs of elements; valid: an even number")
     if kind == "proportional":
         rotated = 2 * int(share * head_dim // 2)
     if kind == "dynamic":
@@ -200,7 +200,7 @@ def _turning(
     original = json.original_max_position_embeddings
     if kind in ("yarn", "llama3", "longrope"):
         original = _original(fields, row, json, positions)
-    return Turning(
+    return LayerRope(
         rope,
         proportional=kind == "proportional",
         sections=sections,
@@ -229,8 +229,8 @@ def _top(fields: Fields, names: tuple[str, ...], kind: Any) -> float | None:
     return None
 
 
-def _share(fields: Fields, row: Turn, json: RopeJson, inside: Fields) -> tuple[float, tuple[Fields, str] | None]:
-    """The part of a head that turns, and where that is said."""
+def _share(fields: Fields, row: FamilyRope, json: RopeJson, inside: Fields) -> tuple[float, tuple[Fields, str] | None]:
+    """The part of a head that rotates, and where that is said."""
     if json.partial_rotary_factor is not None:
         return json.partial_rotary_factor, (inside, "partial_rotary_factor")
     for name in row.shares:
@@ -241,18 +241,18 @@ def _share(fields: Fields, row: Turn, json: RopeJson, inside: Fields) -> tuple[f
     return row.share if row.share is not None else 1.0, None
 
 
-def _rotated(fields: Fields, row: Turn, given: Mapping[str, Any], head_dim: int, share: float) -> int:
-    """Elements of a head that turn."""
+def _rotated(fields: Fields, row: FamilyRope, given: Mapping[str, Any], head_dim: int, share: float) -> int:
+    """Elements of a head that rotate."""
     if row.dims and fields.has(row.dims):
         return fields.integer(row.dims, low=2, high=head_dim)
     if row.dims in row.default and given is row.default:
         if row.dims in fields.values:
-            fields.fail(row.dims, "it says how many elements of a head turn; valid: an even number")
+            fields.fail(row.dims, "it says how many elements of a head rotate; valid: an even number")
         return min(int(given[row.dims]), head_dim)
     return int(head_dim * share)
 
 
-def _dynamic(row: Turn, json: RopeJson, inside: Fields, base: float, rotated: int) -> float:
+def _dynamic(row: FamilyRope, json: RopeJson, inside: Fields, base: float, rotated: int) -> float:
     if row.alpha and json.alpha and rotated > 2:
         return float(min(base * json.alpha ** (rotated / (rotated - 2)), 1e12))
     if row.alpha and json.alpha is None and json.factor in (None, 1.0):
@@ -269,7 +269,7 @@ def _length(fields: Fields, positions: int) -> int:
     return fields.integer("max_position_embeddings", default=positions, high=2**31 - 1)
 
 
-def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: int = 1) -> int:
+def _original(fields: Fields, row: FamilyRope, json: RopeJson, positions: int, low: int = 1) -> int:
     """The trained length: the field beside parameters that all layers share, which wins; else the scaling's own; else the
     model's whole length.
 
@@ -291,7 +291,7 @@ def _original(fields: Fields, row: Turn, json: RopeJson, positions: int, low: in
 
 
 def _scaling(
-    fields: Fields, row: Turn, json: RopeJson, inside: Fields, kind: str, rotated: int, positions: int
+    fields: Fields, row: FamilyRope, json: RopeJson, inside: Fields, kind: str, rotated: int, positions: int
 ) -> Scaling | None:
     if kind == "longrope":
         return _long_rope(fields, row, json, inside, rotated, positions)
@@ -314,7 +314,7 @@ def _scaling(
     )
 
 
-def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: int) -> YarnScaling:
+def _yarn(fields: Fields, row: FamilyRope, json: RopeJson, inside: Fields, positions: int) -> YarnScaling:
     original = _original(fields, row, json, positions)
     factor = json.factor
     if factor is None:
@@ -348,7 +348,7 @@ def _yarn(fields: Fields, row: Turn, json: RopeJson, inside: Fields, positions: 
 
 
 def _long_rope(
-    fields: Fields, row: Turn, json: RopeJson, inside: Fields, rotated: int, positions: int
+    fields: Fields, row: FamilyRope, json: RopeJson, inside: Fields, rotated: int, positions: int
 ) -> LongRopeScaling:
     short = inside.numbers("short_factor", length=rotated // 2, low=1e-6, high=1e6)
     long = inside.numbers("long_factor", length=rotated // 2, low=1e-6, high=1e6)

@@ -328,23 +328,23 @@ def _prompts(one: _Set, arch: Sequence[str], used: set[str], name: str) -> Group
 
 
 def _also(prompts: Group | None, name: str) -> str:
-    """What the docstring says of the set for prompts."""
+    """A line of the docstring about the set for prompts."""
     if prompts is None:
         return ""
     return f"`{name[:32]}_prompts` has the heads of prompts, projected up: docs/extend.md of kvgen.\n"
 
 
 def _extends_cache(one: _Set, serving: Serving, arch: Sequence[str]) -> bool:
-    """Whether extend can read the model's rows as they are stored."""
+    """True: extend can read the model's rows as they are stored."""
     first, stored = one.kinds[0], one.stored
     fields: dict[str, Any]
     if serving.preset is not None:
         given = preset_fields(one.facts, stored, serving)  # which knows the presets there are
         cache = getattr(presets, serving.preset)(**given)
     else:
-        apart = first.head_dim_v != first.head_dim_k
+        v_differs = first.head_dim_v != first.head_dim_k
         axes = "page layer token head dim"
-        fields = {"v_head_dim": first.head_dim_v, "layout": Layout(k=axes, v=axes)} if apart else {}
+        fields = {"v_head_dim": first.head_dim_v, "layout": Layout(k=axes, v=axes)} if v_differs else {}
         fields |= {"quant": stored.quant} if stored.quant is not None else {}
         sizes: dict[str, Any] = {"kv_heads": first.kv_heads, "head_dim": first.head_dim_k}
         cache = Paged(dtype=stored.dtype, page_size=serving.page_size or PAGE, **sizes, **fields)
@@ -392,7 +392,7 @@ def _decodes_latent(one: _Set, arch: Sequence[str]) -> frozenset[str]:
 
 
 def _score(kind: LayerFacts) -> Score | None:
-    """What is done to scores besides scaling them."""
+    """Changes of scores besides their scale."""
     fields: dict[str, Any] = {"alibi": True} if kind.alibi else {}
     if kind.softcap is not None:
         fields["softcap"] = kind.softcap
@@ -420,7 +420,7 @@ def _heads(one: _Set) -> str:
 
 
 def _how(facts: Checkpoint, sets: Sequence[_Set]) -> str:
-    """What is stored, and who says so; "" for a cache of the checkpoint's own type."""
+    """The stored type, and who asked for it; "" for a cache of the checkpoint's own type."""
     lines = []
     for one in sets:
         stored = one.stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvgen.models.family import Turn
+from kvgen.models.family import FamilyRope
 from kvgen.models.fields import Fields
 from kvgen.models.outside import RopeJson
 
@@ -24,11 +24,11 @@ _READ: Final[Mapping[str, frozenset[str]]] = {
 
 
 def unread(
-    fields: Fields, row: Turn, json: RopeJson, given: Mapping[str, Any], kind: str, *, share: float, latent: bool
+    fields: Fields, row: FamilyRope, json: RopeJson, given: Mapping[str, Any], kind: str, *, share: float, latent: bool
 ) -> list[str]:
     """The fields of `given`, which `json` has as numbers, that nothing is made of under a type; none of a family's defaults.
 
-    `fields` is the text model's object; `share` is the part of a head that turns; `latent`: of latent rows, whose scale of
+    `fields` is the text model's object; `share` is the part of a head that rotates; `latent`: of latent rows, whose scale of
     scores has mscale_all_dim. Values of null are absent.
     """
     if given is row.default:
@@ -41,7 +41,7 @@ def unread(
     ):
         read.add("type")
     if not fields.has(row.dims) or json.partial_rotary_factor == share:
-        read.add("partial_rotary_factor")  # where a family's code turns whole heads, Turning.ignored says it
+        read.add("partial_rotary_factor")  # where a family's code rotates whole heads, LayerRope.ignored says it
     if row.sections:
         read.add("mrope_section")
         read |= {"mrope_interleaved"} if json.mrope_interleaved is (row.layout == "cycle") else set()

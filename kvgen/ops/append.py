@@ -51,7 +51,7 @@ class Append(Op):
       (all cos, all sin: vLLM) or "pairs" (cos, sin, cos, sin: Modular MAX's freqs_cis). Use a table where the model's angles
       follow no formula, as in LongRoPE.
     - `positions`: "lengths", the token's place in its request; or "given", by `positions[T]`. With `sections` (Qwen2-VL's
-      M-RoPE) they are `[len(sections), T]`; `sections_order` says which row of positions turns a pair.
+      M-RoPE) they are `[len(sections), T]`; `sections_order` says which row of positions rotates a pair.
 
     A quantized cache gets codes, and scales where they are computed. In a cache with `residual`, K rows that no group has
     yet go to the tail: call seal before append.
@@ -77,7 +77,7 @@ class Append(Op):
     v_norm: RmsNorm | LayerNorm | None = None
     """Norm of v, weights `v_weight` (Gemma 4: RmsNorm(weight=False)). None: no norm."""
     norm_order: Literal["before", "after"] = "before"
-    """Whether the norms of q and k stand "before" RoPE or "after" it (Llama 4, Hunyuan)."""
+    """Place of the norms of q and k: "before" RoPE or "after" it (Llama 4, Hunyuan)."""
     rope: Rope | Literal["model", "local"] | None = None
     """Rotation of q and k: a Rope, "model" or "local" for the set's model's. None: no rotation."""
     angles: Literal["computed", "pairs", "halves"] = "computed"
@@ -91,8 +91,8 @@ class Append(Op):
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
     """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
     sections_order: Literal["runs", "interleaved"] = "runs"
-    """"runs": the first sections[0] pairs turn by the first row of `positions`, the next sections[1] by the second, and so on
-    (Qwen2-VL, GLM-4V). "interleaved", of three sections t, h, w: pair i turns by h where i % 3 == 1 and i < 3 * h, by w where
+    """"runs": the first sections[0] pairs rotate by the first row of `positions`, the next sections[1] by the second, and so on
+    (Qwen2-VL, GLM-4V). "interleaved", of three sections t, h, w: pair i rotates by h where i % 3 == 1 and i < 3 * h, by w where
     i % 3 == 2 and i < 3 * w, else by t (Qwen3-VL, Qwen3-Omni, Qwen3.5).
     """
     hadamard: Literal["qk", "qkv"] | None = None
@@ -103,7 +103,7 @@ class Append(Op):
     position_scale: PositionScale | None = None
     """Factor of q by its position, after its norm and RoPE (Llama 4, Ministral 3). None: none."""
     q_out: Literal["same", "e4m3", "none"] = "same"
-    """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
+    """Output of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
     """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Elements of a query head. None: `head_dim`."""
@@ -116,7 +116,7 @@ class Append(Op):
 
     @property
     def takes_q(self) -> bool:
-        """Whether q is an input, and q_out an output."""
+        """True: q is an input, and q_out an output."""
         changed = self.rope is not None or self.q_norm is not None or self.bias or self.position_scale is not None
         changed = changed or self.hadamard is not None
         return self.q_out != "none" and (changed or self.inputs == "qkv")
@@ -150,7 +150,7 @@ class Append(Op):
 
     @property
     def description(self) -> str:
-        """What this append does, of all that one could."""
+        """The steps of this append, of all that one could have."""
         norms = [f"norm of {r}" for r in "qkv" if getattr(self, f"{r}_norm") is not None]
         rope = ["RoPE"] if self.rope is not None else []
         done = [

@@ -56,7 +56,7 @@ class AttentionOutput(Op):
     """Attention's output, before its projection: the Hadamard transform and the RoPE of V undone, groups of dims quantized.
 
     o is `[T, q_heads, dim]` in the cache's dtype, as decode, extend and mla_decode leave it. Each where it is asked for, in f32,
-    rounded once: `hadamard`, the transform of each head, its own inverse; `rope`, turned back by the row's position (where K
+    rounded once: `hadamard`, the transform of each head, its own inverse; `rope`, undone by the row's position (where K
     and V are one latent row, V has RoPE's part; DeepSeek V4); `block`, codes and scales.
 
     - Without `block` out is `[T, q_heads, dim]` in the cache's dtype, and may be o's memory.
@@ -99,7 +99,7 @@ class AttentionOutput(Op):
 
     @property
     def description(self) -> str:
-        """What this one does, of all that one could."""
+        """The steps of this one, of all that it could have."""
         undone = [*(["Hadamard transform"] if self.hadamard else []), *(["RoPE"] if self.rope is not None else [])]
         done = f"Undo the {' and the '.join(undone)} of attention's output" if undone else "Take attention's output"
         if self.block is None:
@@ -125,8 +125,8 @@ class AttentionOutput(Op):
         self._check_blocks(kernels, dim)
         rope = resolve_rope(self.rope, kernels)
         stores = [op for op in kernels.ops if isinstance(op, Append)]
-        turned = [(op, "hadamard", op.hadamard == "qkv") for op in stores]
-        check_partners(self, "hadamard", self.hadamard, turned, "the transform of V that append made is undone")
+        transformed = [(op, "hadamard", op.hadamard == "qkv") for op in stores]
+        check_partners(self, "hadamard", self.hadamard, transformed, "the transform of V that append made is undone")
         if rope is not None:
             ropes = [(op, "rope", resolve_rope(op.rope, kernels)) for op in stores]
             check_partners(self, "rope", rope, ropes, "the RoPE of V that append made is undone")
@@ -160,14 +160,14 @@ class AttentionOutput(Op):
             raise ValueError("recipe: got 'amax' with scale_dtype='e8m0', whose scales are powers of two; use 'pow2'")
 
     def _check_rope(self, rope: Rope, kernels: KernelSet, dim: int) -> None:
-        turned = self._rotary_dim(rope, kernels, dim)
+        rotary_dim = self._rotary_dim(rope, kernels, dim)
         if rope.proportional:
             raise ValueError(
-                "rope.proportional: got True; the pairs of a part turn back here; use a Rope with dim, or leave it out"
+                "rope.proportional: got True; the pairs of a part rotate back here; use a Rope with dim, or leave it out"
             )
-        if turned > dim or turned & (turned - 1):
+        if rotary_dim > dim or rotary_dim & (rotary_dim - 1):
             raise ValueError(
-                f"rope.dim: got {turned} for heads of {dim}; lanes share a head by bits of its dims; give a power "
+                f"rope.dim: got {rotary_dim} for heads of {dim}; lanes share a head by bits of its dims; give a power "
                 f"of two up to {dim}"
             )
 
@@ -190,16 +190,16 @@ class AttentionOutput(Op):
         return math.gcd(max(1, THREADS // (ROWS * head.lanes)), kernels.q_heads // self.groups)
 
     def _head(self, kernels: KernelSet, dim: int, rope: Rope | None) -> HeadContext:
-        turned = 0 if rope is None else self._rotary_dim(rope, kernels, dim)
-        sizes = (dim // 2, *((turned // 2,) if turned else ()), *((self.block,) if self.block else ()))
+        rotary_dim = 0 if rope is None else self._rotary_dim(rope, kernels, dim)
+        sizes = (dim // 2, *((rotary_dim // 2,) if rotary_dim else ()), *((self.block,) if self.block else ()))
         width = width_of(kernels.kv.dtype, *sizes)
         last = rope is not None and (rope.part == "last" or bool(kernels.kv.rope_part))
         return HeadContext(
             name="OutHead",
             roles="the output",
             dim=dim,
-            rotary_dim=turned,
-            rotary_begin=dim - turned if last and turned else 0,
+            rotary_dim=rotary_dim,
+            rotary_begin=dim - rotary_dim if last and rotary_dim else 0,
             neox=rope is not None and rope.style == "neox",
             width=width,
             lanes=lanes_of(dim, width),

@@ -15,7 +15,7 @@ from kvgen.lowering.cache_struct import ERRORS, entry_name
 from kvgen.lowering.lowered import LoweredCache, lower
 from kvgen.lowering.row_runs import StoredRun, View, across, check_writes, stored_runs
 from kvgen.lowering.row_tiling import scales_by_token
-from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext, walk
+from kvgen.lowering.segments import STRUCTS, ScaleContext, SegmentContext, lane_accesses
 from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import OtherCache, Param, Scalar, Size
 from kvgen.schema.cache import Cache
@@ -239,7 +239,7 @@ def _sharers(segment: Segment) -> int:
 
 
 def _head_steps(cache: Cache, source: Cache, *, same_scales: bool) -> tuple[int, int]:
-    """Of which numbers the first head that moves is a multiple, in the source and here, so that whole blocks of scales move."""
+    """Steps of the first head that moves, in the source and here, by which whole blocks of scales move."""
     from_step = to_step = 1
     for role, parts in cache.storage.roles.items():
         for segment in parts:
@@ -253,14 +253,14 @@ def _head_steps(cache: Cache, source: Cache, *, same_scales: bool) -> tuple[int,
 
 
 def _heads_alike(mine: Scales, other: Scales, whole: tuple[int, int]) -> bool:
-    """Whether scales are those of as many heads; of the caller's also whether they are those of all heads, `whole` here and
+    """True: scales are those of as many heads; of the caller's also whether they are those of all heads, `whole` here and
     there."""
     all_heads = (mine.block[1], other.block[1]) == whole
     return mine.block[1] == other.block[1] or (all_heads and bool(mine.array and other.array))
 
 
 def _alike(mine: Segment, other: Segment, whole: tuple[int, int], *, same_scales: bool) -> bool:
-    """Whether the other segment's codes and scales mean the same here; `whole`: heads of this cache and of the other."""
+    """True: the other segment's codes and scales mean the same here; `whole`: heads of this cache and of the other."""
     if (mine.begin, mine.size) != (other.begin, other.size) or mine.quant is None or other.quant is None:
         return False
     a, b = mine.quant, other.quant
@@ -334,7 +334,7 @@ def _plan_segments(
 
 
 def _row_bytes(segment: Segment, heads: int) -> int:
-    """Of so many heads of a token."""
+    """Bytes of so many heads of a token."""
     return segment.region.dtype.size_of(heads * segment.size)
 
 
@@ -344,7 +344,7 @@ def _narrowed(s: SegmentContext, q: ScaleContext, edges: int, heads: int) -> Sca
     while edges % width:
         width //= 2
     block = q.heads * q.dims
-    lanes, chunks = walk(block, width, q.apart)
+    lanes, chunks = lane_accesses(block, width, q.byte_codes)
     return replace(
         q,
         blocks=q.blocks * heads // s.heads,
@@ -378,5 +378,5 @@ def _stored_copies(cache: LoweredCache, source: LoweredCache, s: SegmentContext,
 
 
 def _runs_of(runs: tuple[StoredRun, ...], struct: str) -> list[StoredRun]:
-    """Those of one segment."""
+    """Runs of one segment."""
     return [r for r in runs if r.struct == struct]

@@ -129,11 +129,11 @@ class IndexerQuery(Op):
         check_partners(self, "rope", rope, [(op, "rope", resolve_rope(op.rope, kernels)) for op in keys], rule)
         if rope is not None:
             check_angles(rope, self.angles, self.angles_dtype, local=self.rope == "local")
-            turned = rope.dim or dim
-            if rope.proportional or turned > dim or turned & (turned - 1):
+            rotary_dim = rope.dim or dim
+            if rope.proportional or rotary_dim > dim or rotary_dim & (rotary_dim - 1):
                 raise ValueError(
-                    f"rope.dim: got {turned}{', proportional' if rope.proportional else ''} for heads of {dim} of indexer_query; "
-                    f"lanes share a head by bits of its dims; give a power of two up to {dim}, not proportional"
+                    f"rope.dim: got {rotary_dim}{', proportional' if rope.proportional else ''} for heads of {dim} of "
+                    f"indexer_query; lanes share a head by bits of its dims; give a power of two up to {dim}, not proportional"
                 )
             return
         for field, default in (("angles", "computed"), ("angles_dtype", "f32"), ("index_dtype", None)):
@@ -196,14 +196,14 @@ class IndexerQuery(Op):
 
     def _head(self, kernels: KernelSet, rope: Rope | None) -> HeadContext:
         dim = kernels.kv.head_dim
-        turned = 0 if rope is None else rope.dim or dim
-        width = width_of(kernels.kv.dtype, dim // 2, *((turned // 2,) if turned else ()))
+        rotary_dim = 0 if rope is None else rope.dim or dim
+        width = width_of(kernels.kv.dtype, dim // 2, *((rotary_dim // 2,) if rotary_dim else ()))
         return HeadContext(
             name="QueryHead",
             roles="q",
             dim=dim,
-            rotary_dim=turned,
-            rotary_begin=dim - turned if rope is not None and rope.part == "last" else 0,
+            rotary_dim=rotary_dim,
+            rotary_begin=dim - rotary_dim if rope is not None and rope.part == "last" else 0,
             neox=rope is not None and rope.style == "neox",
             width=width,
             lanes=lanes_of(dim, width),

@@ -75,11 +75,11 @@ class PoolTokens(Op):
     """
     normed_dtype: Literal["f32", "same", "same_unrotated"] = "f32"
     """Rounding of a pooled row before RoPE and quantization: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's own);
-    "same_unrotated", only where RoPE does not turn it (vLLM V4).
+    "same_unrotated", only where RoPE does not rotate it (vLLM V4).
     """
     rotated_dtype: Literal["f32", "same"] = "f32"
     """Rounding after RoPE, and again after `hadamard`: "f32", not at all; "same" as the cache's `dtype` (DeepSeek's
-    own, where codes are chosen of what turns). It takes normed_dtype="same".
+    own, where codes are chosen of what rotates). It takes normed_dtype="same".
     """
     latent_out: bool = False
     """True: `latent_out [T, d]` gets the entries as they are before RoPE, in the rows of the tokens that emit them; NaN where the
@@ -89,7 +89,7 @@ class PoolTokens(Op):
     """Element type of `row_offsets`, `state_ids` and `state_table`. None: the cache's `lengths_dtype`."""
 
     def new_rows(self, kernels: KernelSet) -> NewRows:
-        """Whose rows these are and how entries turn, with the model's RoPE looked up."""
+        """Whose rows these are and how entries rotate, with the model's RoPE looked up."""
         return NewRows(
             name=self.name,
             index_dtype=self.index_dtype,
@@ -135,11 +135,11 @@ class PoolTokens(Op):
                 "mean_square='computed'"
             )
         if self.normed_dtype == "same_unrotated" and self.rope is None:
-            raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel turns; use 'same'")
+            raise ValueError("normed_dtype: got 'same_unrotated' without rope, so that no channel rotates; use 'same'")
         if self.rotated_dtype == "same" and self.normed_dtype != "same":
             raise ValueError(
-                f"rotated_dtype: got 'same' with normed_dtype={self.normed_dtype!r}; what RoPE does not turn would stay in f32; "
-                "use normed_dtype='same', or leave it out"
+                f"rotated_dtype: got 'same' with normed_dtype={self.normed_dtype!r}; what RoPE does not rotate would stay in "
+                "f32; use normed_dtype='same', or leave it out"
             )
         if rate > 1:
             return

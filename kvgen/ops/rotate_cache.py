@@ -20,8 +20,8 @@ class RotateCache(Op):
 
     q `[T, q_heads, q_dim]` becomes `q_out`. The options mean what they mean in append: `rows` ("ragged" or "padded"),
     positions, angles and their tables, sections. With `q_out="none"` there is no q, and `num_rows` says how many rows there
-    are, padding included. Rows are read dequantized, turned in f32 and stored as append stores them. In latent rows the RoPE
-    part turns. Source: Modular MAX, fused_qk_rope.ragged.paged and fused_qk_rope.padded.paged.
+    are, padding included. Rows are read dequantized, rotated in f32 and stored as append stores them. In latent rows the RoPE
+    part rotates. Source: Modular MAX, fused_qk_rope.ragged.paged and fused_qk_rope.padded.paged.
     """
 
     kind: ClassVar[str] = "rotate_cache"
@@ -41,9 +41,9 @@ class RotateCache(Op):
     sections: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False, max_length=4)] = ()
     """Pairs of each section of M-RoPE; `positions` is then `[len(sections), T]`. (): one position a row."""
     sections_order: Literal["runs", "interleaved"] = "runs"
-    """Which row of `positions` turns a pair: as in append, in "runs" or "interleaved" (Qwen3-VL)."""
+    """Which row of `positions` rotates a pair: as in append, in "runs" or "interleaved" (Qwen3-VL)."""
     q_out: Literal["same", "e4m3", "none"] = "same"
-    """What becomes of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
+    """Output of q: "same", `q_out` in the cache's dtype; "e4m3", codes of q / `q_scale`; "none", q is not taken.
     """
     q_dim: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Elements of a query head. None: `head_dim`."""

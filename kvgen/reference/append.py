@@ -173,7 +173,7 @@ class Change:
     """Steps done to a role's rows: its bias `[heads, dim]`, its norm with the weights and, of a LayerNorm, their bias, or the
     mean squares `[T]` that the call brings; its RoPE
     at `positions`, `[T]` or `[sections, T]`, by the rope's own frequencies or a `table`; a factor of positions `[T]`. In latent
-    rows the first `latent` dims are normalised, or with `whole` all of a row, and the others turn. `norm_order` "after": RoPE
+    rows the first `latent` dims are normalised, or with `whole` all of a row, and the others rotate. `norm_order` "after": RoPE
     comes before the norm. `hadamard`: all of a head is transformed at last."""
 
     bias: Raw | None = None
@@ -195,12 +195,12 @@ class Change:
 
 
 def position_factor(position: int, scale: PositionScale) -> float:
-    """What q is multiplied by at a position."""
+    """Factor of q at a position."""
     return 1.0 + scale.scale * log(1 + (position + scale.offset) // scale.period)
 
 
 def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Changed:
-    """What append makes of rows `[T, heads, dim]` of the cache's dtype (or of `kind`): bias, norm and RoPE in their order, the
+    """Changes of append to rows `[T, heads, dim]` of the cache's dtype (or of `kind`): bias, norm and RoPE in their order, the
     factor, in float64."""
     x = array.astype(np.float64)
     found = Changed(x, np.zeros(x.shape))
@@ -218,7 +218,7 @@ def changed(array: Raw, do: Change, kind: np.dtype[Any] | None = None) -> Change
 
 def changed_again(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     """Norm and RoPE, in their order, of rows that something was lost of."""
-    steps = (_normalised, _turned) if do.norm_order == "before" else (_turned, _normalised)
+    steps = (_normalised, _rotated) if do.norm_order == "before" else (_rotated, _normalised)
     for step in steps:
         given = step(given, do, kind)
     return given
@@ -250,7 +250,7 @@ def _normalised(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     )
 
 
-def _turned(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
+def _rotated(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
     if do.rope is None or do.positions is None:
         return given
     x = given.rows
@@ -262,5 +262,5 @@ def _turned(given: Changed, do: Change, kind: np.dtype[Any]) -> Changed:
 
 
 def _spread(lost: Floats, rotated: Floats) -> Floats:
-    """An element that turns has what its pair lost; at most that of the whole head."""
+    """An element that rotates has what its pair lost; at most that of the whole head."""
     return np.where(rotated > 0, 2 * lost.max(axis=2, keepdims=True), lost)

@@ -20,8 +20,8 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where some rows of a request stand: rows `places` of its `rows`, which begin at row `begin` of q; it has `tokens`
+class RowPosition:
+    """Positions of some rows of a request: rows `places` of its `rows`, which begin at row `begin` of q; it has `tokens`
     tokens, those of its rows included, and a key for each `rate` of them that are all there."""
 
     b: int
@@ -41,7 +41,7 @@ class Standing:
         """The rows' numbers in q."""
         return self.begin + self.places
 
-    def one(self, i: int) -> Standing:
+    def one(self, i: int) -> RowPosition:
         """Row i alone."""
         return replace(self, places=np.array([i], np.int64))
 
@@ -63,7 +63,7 @@ def exact(x: Floats) -> Floats:
     return x
 
 
-def _valid(mask: Any, at: Standing, arguments: Arguments) -> int | None:
+def _valid(mask: Any, at: RowPosition, arguments: Arguments) -> int | None:
     """Tokens of the request that are no padding; None where the entry can be no number of tokens."""
     if not mask.padding:
         return at.tokens
@@ -71,7 +71,7 @@ def _valid(mask: Any, at: Standing, arguments: Arguments) -> int | None:
     return None if found is None else min(found, at.tokens)
 
 
-def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | None:
+def span(mask: Any, at: RowPosition, arguments: Arguments) -> tuple[int, int] | None:
     """[first, end) of the tokens that the rows may see by causality, window, chunk and padding, from the first of any row
     to the last of any; None where padding's argument is no number of tokens. `mask` None: causal."""
     low, high = int(at.positions.min()), int(at.positions.max())
@@ -96,7 +96,7 @@ def span(mask: Any, at: Standing, arguments: Arguments) -> tuple[int, int] | Non
     return first, max(first, end)
 
 
-def visible(mask: Any, at: Standing, tokens: Integers, arguments: Arguments) -> NDArray[np.bool_]:
+def visible(mask: Any, at: RowPosition, tokens: Integers, arguments: Arguments) -> NDArray[np.bool_]:
     """Which row sees which of the tokens, `[rows, tokens]`; `mask` None: causal."""
     positions, token = at.positions[:, None], tokens[None]
     if at.rate > 1:  # entry j is there once its last token, j * rate + rate - 1, is
@@ -135,13 +135,13 @@ def _columns(given: NDArray[Any], tokens: Integers, beyond: float) -> NDArray[An
 
 def modified(
     score: Any,
-    at: Standing,
+    at: RowPosition,
     tokens: Integers,
     s: Floats,
     arguments: Arguments,
     rounded: Callable[[Floats], Floats] = exact,
 ) -> Floats:
-    """What becomes of the scores `s` `[rows, q_heads, tokens]`, each scale * (q . k); `score` None: nothing.
+    """Scores `s` `[rows, q_heads, tokens]` with a score's changes applied, each scale * (q . k); `score` None: nothing.
 
     `rounded` is applied after every step, for those who want to know what low precision makes of it.
     """
@@ -170,7 +170,7 @@ def modified(
     return s
 
 
-def _place(at: Standing, tokens: Integers, arguments: Arguments) -> SimpleNamespace:
+def _place(at: RowPosition, tokens: Integers, arguments: Arguments) -> SimpleNamespace:
     """`at` of a score function, for scores `[rows, q_heads, tokens]`."""
     heads, group = np.arange(arguments.q_heads), arguments.q_heads // arguments.kv_heads
     return SimpleNamespace(

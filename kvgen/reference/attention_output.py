@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Output:
-    """What rows `[T, heads, dim]` are, not rounded; which of them are `known`; and the error word."""
+    """Rows `[T, heads, dim]` of the output, not rounded; which of them are `known`; and the error word."""
 
     change: Changed
     known: NDArray[np.bool_]
@@ -44,7 +44,7 @@ def attention_output(
 ) -> Output:
     """o `[T, heads, dim]`, its Hadamard transform and then its RoPE at `positions[T]` undone.
 
-    RoPE turns by minus the angle: cosines stay, sines change their sign. A row whose position is negative, at or past `limit`
+    RoPE rotates by minus the angle: cosines stay, sines change their sign. A row whose position is negative, at or past `limit`
     or the table's rows, is unknown and reported.
     """
     x, faults = o.astype(np.float64), FaultLog()
@@ -62,10 +62,10 @@ def attention_output(
             faults.add(Fault.POSITION, row, row)
     at = np.where(known, positions.astype(np.int64), 0)
     where: dict[str, Any] = {"dims": dims, "part": part}
-    turned = rotate(x, at if table is not None else -at, rope, cos_sin=_backwards(table), local=local, **where)
+    rotated = rotate(x, at if table is not None else -at, rope, cos_sin=_backwards(table), local=local, **where)
     both = rotate_error(x, rope, np.dtype(np.float32), **where)
     spread = np.where(both > 0, 2 * lost.max(axis=2, keepdims=True), lost)
-    return Output(Changed(turned, spread + both), known, faults.word)
+    return Output(Changed(rotated, spread + both), known, faults.word)
 
 
 def _backwards(table: Table | None) -> Table | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.attention import Arguments, Standing, modified, span, visible
+from kvgen.reference.attention import Arguments, RowPosition, modified, span, visible
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, index, request_of_row
@@ -20,13 +20,13 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one query row attends to: K `[n, kv_heads, head_dim]` and V `[n, kv_heads, v_dim]`, float64, of its n visible
-    tokens, and where it stands: its place among its request's rows and the tokens' numbers `[n]`."""
+class VisibleKeys:
+    """The n keys that one query row sees: K `[n, kv_heads, head_dim]` and V `[n, kv_heads, v_dim]`, float64, the row's position
+    in its request, and the tokens' numbers `[n]`."""
 
     k: Floats
     v: Floats
-    at: Standing
+    at: RowPosition
     tokens: NDArray[np.int64]
 
 
@@ -47,7 +47,7 @@ class Decoded:
     out: Floats
     lse: Floats
     errors: int
-    seen: tuple[Seen | None, ...]
+    seen: tuple[VisibleKeys | None, ...]
 
 
 def attend(q: Floats, k: Floats, v: Floats, scale: float) -> tuple[Floats, Floats]:
@@ -149,11 +149,11 @@ def decode(
     faults, total = FaultLog(), len(q)
     scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     out, lse = np.zeros((total, q.shape[1], _v_dim(table, pools))), np.full((total, q.shape[1]), float(lse_empty))
-    seen: list[Seen | None] = []
+    seen: list[VisibleKeys | None] = []
     if row_offsets is not None and total and bad_total(row_offsets, total):
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     finder = Finder(table, pools, mask, Arguments(arguments or {}, q.shape[1], pools[0].heads), faults, cross=cross)
-    known: dict[tuple[int, int, int], SeenRequest | None] = {}
+    known: dict[tuple[int, int, int], RequestKeys | None] = {}
     for row in range(total):
         whose = _whose(table, row, total, rows, row_offsets)
         if whose is None:
@@ -218,22 +218,22 @@ def _whose(table: TableView, row: int, total: int, rows: int, row_offsets: NDArr
 
 
 @dataclass(frozen=True)
-class SeenRequest:
+class RequestKeys:
     """The tokens [first, first + m) of a request that its rows look at, which row sees which of them `[r, m]`, and which could
     not be had: their K and V are 0."""
 
-    at: Standing
+    at: RowPosition
     tokens: NDArray[np.int64]
     k: Floats
     v: Floats
     visible: NDArray[np.bool_]
     lost: NDArray[np.bool_]
 
-    def seen(self, i: int) -> Seen:
+    def seen(self, i: int) -> VisibleKeys:
         mine = np.flatnonzero(self.visible[i])
         run = len(mine) > 0 and mine[-1] - mine[0] == len(mine) - 1  # then no row has a copy of its own
         at = slice(mine[0], mine[-1] + 1) if run else mine
-        return Seen(self.k[at], self.v[at], self.at.one(i), self.tokens[at])
+        return VisibleKeys(self.k[at], self.v[at], self.at.one(i), self.tokens[at])
 
 
 @dataclass(frozen=True)
@@ -253,11 +253,11 @@ class Finder:
         heads = self.pools[0].heads
         return np.zeros((0, heads, self.pools[0].dim)), np.zeros((0, heads, _v_dim(self.table, self.pools)))
 
-    def nothing(self, row: int) -> Seen:
-        """What a row of no request sees."""
-        return Seen(*self._none(), Standing(-1, row, np.array([0]), 1, 0), np.zeros(0, np.int64))
+    def nothing(self, row: int) -> VisibleKeys:
+        """Keys of a row of no request: none."""
+        return VisibleKeys(*self._none(), RowPosition(-1, row, np.array([0]), 1, 0), np.zeros(0, np.int64))
 
-    def request(self, whose: RowRange, pages: ListedPages | None = None) -> SeenRequest | None:
+    def request(self, whose: RowRange, pages: ListedPages | None = None) -> RequestKeys | None:
         """K and V of everything that one of its rows may see, of all pages or the listed ones; None if that is not to be had."""
         table, b, rows = self.table, whose.b, whose.end - whose.begin
         length = table.length(b)
@@ -269,7 +269,7 @@ class Finder:
         if any(pool.miscounted(b, tokens) for pool in self.pools):
             self.faults.add(Fault.LENGTH, b, tokens)
             return None
-        at = Standing(b, whose.begin, np.arange(rows), rows, tokens, rate)
+        at = RowPosition(b, whose.begin, np.arange(rows), rows, tokens, rate)
         around = span(self.mask, at, self.arguments)
         if around is None:
             self.faults.add(Fault.LENGTH, b, tokens)
@@ -296,7 +296,7 @@ class Finder:
         no_k, no_v = (np.zeros((1, *x.shape[1:])) for x in nothing)
         pairs = [pair or (no_k.repeat(n, axis=0), no_v.repeat(n, axis=0)) for n, pair in runs]
         k, v = (np.concatenate(part) for part in zip(*pairs, strict=True)) if pairs else nothing
-        return SeenRequest(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments), lost)
+        return RequestKeys(at, numbers, k, v, visible(self.mask, at, numbers, self.arguments), lost)
 
     def _by_page(self, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Neighbouring tokens, those of each page."""

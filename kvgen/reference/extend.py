@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvgen.reference.attention import Arguments, modified
-from kvgen.reference.decode import Decoded, Finder, Seen, _v_dim, products, weighted
+from kvgen.reference.decode import Decoded, Finder, VisibleKeys, _v_dim, products, weighted
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import LIMIT, RowRange, TableView, bad_total, index
@@ -63,7 +63,7 @@ def extend(
         faults.add(Fault.ROW_OFFSETS, table.requests - 1, total)
     known = Arguments(arguments or {}, q.shape[1], pools[0].heads)
     finder = Finder(table, pools, mask, known, faults, partly=True, cross=cross)
-    seen: list[Seen | None] = [None if orphans else finder.nothing(row) for row in range(total)]
+    seen: list[VisibleKeys | None] = [None if orphans else finder.nothing(row) for row in range(total)]
     for whose in _ranges(table.requests, total, row_offsets, most_rows):
         if not whose.valid:
             faults.add(Fault.ROW_OFFSETS, whose.b, whose.begin)

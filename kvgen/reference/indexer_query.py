@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Query:
-    """What rows `[T, heads, dim]` are before they are quantized, not rounded; which of them are `known`; and the error word."""
+    """Rows `[T, heads, dim]` before they are quantized, not rounded; which of them are `known`; and the error word."""
 
     change: Changed
     known: NDArray[np.bool_]
@@ -40,7 +40,7 @@ def indexer_query(
     hadamard: bool = False,
     limit: int = 2**24,
 ) -> Query:
-    """q `[T, heads, dim]`, turned by its `positions[T]`, then transformed.
+    """q `[T, heads, dim]`, rotated by its `positions[T]`, then transformed.
 
     A row whose position is negative, at or past `limit` or the table's rows, is unknown and reported.
     """
@@ -68,7 +68,7 @@ def head_scales(rows: Raw, recipe: str, amax_min: float) -> Floats:
 
 
 def block_scales(rows: Raw, amax_min: float) -> Floats:
-    """The same of e2m1 codes, `[T, heads, dim / 32]`: a power of two for 32 dims."""
+    """Scales of e2m1 codes, `[T, heads, dim / 32]`: a power of two for 32 dims."""
     return _scales(rows.reshape(*rows.shape[:-1], rows.shape[-1] // 32, 32), "e2m1", "pow2", amax_min)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvgen.reference.attention import Standing
-from kvgen.reference.decode import Decoded, Seen, decode, products, weighted
+from kvgen.reference.attention import RowPosition
+from kvgen.reference.decode import Decoded, VisibleKeys, decode, products, weighted
 from kvgen.reference.faults import FaultLog
 from kvgen.reference.pool import Rows
 from kvgen.reference.tables import TableView, index
@@ -93,7 +93,7 @@ def mla_decode_sparse(
     """
     faults, total, heads = FaultLog(), len(q), q.shape[1]
     out, lse = np.zeros((total, heads, v_dim)), np.full((total, heads), float(lse_empty))
-    seen: list[Seen | None] = []
+    seen: list[VisibleKeys | None] = []
     for row in range(total):
         named = _named(lists, row, faults)
         if named is None:
@@ -101,8 +101,8 @@ def mla_decode_sparse(
             seen.append(None)
             continue
         k = np.stack(named) if named else np.zeros((0, 1, q.shape[2]))
-        at = Standing(row, row, np.array([0]), 1, len(named))
-        seen.append(Seen(k, k[:, :, :v_dim], at, np.arange(len(named), dtype=np.int64)))
+        at = RowPosition(row, row, np.array([0]), 1, len(named))
+        seen.append(VisibleKeys(k, k[:, :, :v_dim], at, np.arange(len(named), dtype=np.int64)))
         if named:
             scores = products(q[row].astype(np.float64), k, scale)
             values = weighted(scores, k[:, :, :v_dim], sinks, sinks_in_lse=sinks_in_lse)

@@ -50,7 +50,7 @@ def stored_rows(
     """(where each new row is, its numbers `[rows, heads, dim]` in float64 as K (role 0) or V has them, error word).
 
     A row that is nowhere has zeros, and NaN is what the cache holds: tokens that a ring has dropped. Positions at or past `limit`
-    have no angle, so that their rows are unknown; None: rows do not turn."""
+    have no angle, so that their rows are unknown; None: rows do not rotate."""
     found, word = locate(
         table,
         rows,

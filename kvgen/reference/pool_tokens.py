@@ -198,7 +198,7 @@ def pool_tokens(
     """The results of a step of rows `[T, columns]`; `state` becomes what it leaves for the next one.
 
     `table` counts entries in pages, lengths in tokens. `kind` is the cache's dtype, `latent` the part of a latent row that does
-    not turn; positions at or past `limit` have no angle; `angles` is a table of them.
+    not rotate; positions at or past `limit` have no angle; `angles` is a table of them.
     """
     rows = len(kv)
     x = kv.astype(np.float32)
@@ -248,32 +248,32 @@ def _token(table: TableView, faults: FaultLog, whose: RowRange | None, row: int)
 def _finished(
     means: Changed, do: Pooling, found: list[NewRow], kind: np.dtype[Any], weight: Raw | None, latent: int, angles: Any
 ) -> tuple[Changed, Changed]:
-    """Pooled rows after roundings and norm, and, turned, as they are stored. Of one that is no number nothing is said."""
+    """Pooled rows after roundings and norm, and, rotated, as they are stored. Of one that is no number nothing is said."""
     unknown = ~np.isfinite(means.rows).all(axis=(1, 2))
     means.rows[unknown], means.lost[unknown] = 0, 0
     if do.pooled_dtype == "same":
         means = rounded(means, kind)
     if do.norm is not None:
         means = changed_again(means, Change(norm=do.norm, weight=weight), kind)
-    turning = 0
+    rotary_dim = 0
     if do.rope is not None:
         dim = means.rows.shape[2]
-        turning = do.rope.dim or (dim - latent if latent else dim)
+        rotary_dim = do.rope.dim or (dim - latent if latent else dim)
     if do.normed_dtype != "f32":
-        last = means.rows.shape[2] - turning if do.normed_dtype == "same_unrotated" else None
+        last = means.rows.shape[2] - rotary_dim if do.normed_dtype == "same_unrotated" else None
         means = rounded(means, kind, last)
     positions = np.array([at.position or 0 for at in found], np.int64)
-    turned = changed_again(
+    rotated = changed_again(
         means, Change(rope=do.rope, positions=positions, table=angles, local=do.local, latent=latent), kind
     )
     if do.rotated_dtype == "same":
-        turned = rounded(turned, kind)
+        rotated = rounded(rotated, kind)
     if do.hadamard:
-        turned = Changed(*hadamard(turned.rows, turned.lost))
+        rotated = Changed(*hadamard(rotated.rows, rotated.lost))
     if do.hadamard and do.rotated_dtype == "same":
-        turned = rounded(turned, kind)
-    means.lost[unknown], turned.lost[unknown] = np.inf, np.inf
-    return means, turned
+        rotated = rounded(rotated, kind)
+    means.lost[unknown], rotated.lost[unknown] = np.inf, np.inf
+    return means, rotated
 
 
 def latent_error(latent: Changed, kind: np.dtype[Any]) -> Floats:

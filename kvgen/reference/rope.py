@@ -89,7 +89,7 @@ def frequencies(rope: Rope, dims: int, *, local: bool = False, long: bool = Fals
 
 
 def magnitude(rope: Rope, *, local: bool = False) -> float:
-    """What cos and sin are multiplied by."""
+    """Factor of cos and sin."""
     scaling = None if local and rope.local_theta is not None else rope.scaling
     if isinstance(scaling, LongRopeScaling) and scaling.attention_factor is None:
         stretch = scaling.max_positions / scaling.original_max_positions
@@ -109,8 +109,8 @@ def pairs(rope: Rope, dim: int, *, dims: int | None = None, part: Part | None = 
     if dims % 2 or dims > dim:
         raise ValueError(f"dims: got {dims} rotated elements of {dim}")
     begin = dim - dims if (part or rope.part) == "last" else 0
-    half, step, apart = dims // 2, *((1, dims // 2) if rope.style == "neox" else (2, 1))
-    return [(begin + i * step, begin + i * step + apart) for i in range(half)]
+    half, step, distance = dims // 2, *((1, dims // 2) if rope.style == "neox" else (2, 1))
+    return [(begin + i * step, begin + i * step + distance) for i in range(half)]
 
 
 def rotate(
@@ -130,26 +130,28 @@ def rotate(
 
     Pair i's elements (a, b) become (a cos - b sin, b cos + a sin). The angle is f32(position) * f32(frequency), rounded to
     f32 as transformers does; its cosine and sine are exact, times `magnitude`. `cos_sin` has them instead, factor included.
-    With `sections` (M-RoPE; they sum to the number of pairs that turn) positions are `[len(sections), T]`, and a pair takes
+    With `sections` (M-RoPE; they sum to the number of pairs that rotate) positions are `[len(sections), T]`, and a pair takes
     the row of the section that holds it (Qwen2-VL), or, "interleaved" (Qwen3-VL), that of `_interleaved`. `dims` and `part`
     are where a row differs from the rope's own facts (latent rows: the last 64). `local` and `long` choose among its
     frequencies.
     """
     found = x.astype(np.float64)
     two = pairs(rope, x.shape[2], dims=dims, part=part)
-    turning = rope.dim // 2 if rope.proportional and rope.dim is not None else len(two)
-    if sections is not None and (sum(sections) != turning or len(positions) != len(sections)):
-        raise ValueError(f"sections: got {list(sections)} of {len(positions)} rows of positions for {turning} pairs")
+    rotary_pairs = rope.dim // 2 if rope.proportional and rope.dim is not None else len(two)
+    if sections is not None and (sum(sections) != rotary_pairs or len(positions) != len(sections)):
+        raise ValueError(
+            f"sections: got {list(sections)} of {len(positions)} rows of positions for {rotary_pairs} pairs"
+        )
     if sections is None:
-        rows = [0] * turning
+        rows = [0] * rotary_pairs
     elif sections_order == "interleaved":
-        rows = [_interleaved(i, sections) for i in range(turning)]
+        rows = [_interleaved(i, sections) for i in range(rotary_pairs)]
     else:
         rows = np.repeat(np.arange(len(sections)), sections).tolist()
     given = np.asarray(positions).reshape(1 if sections is None else len(sections), len(x))
     factor = magnitude(rope, local=local)
     speeds = None if cos_sin is not None else frequencies(rope, 2 * len(two), local=local, long=long)
-    for i, (a, b) in enumerate(two[:turning]):
+    for i, (a, b) in enumerate(two[:rotary_pairs]):
         at = given[rows[i]]
         if speeds is None:
             assert cos_sin is not None

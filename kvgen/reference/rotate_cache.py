@@ -29,8 +29,8 @@ def rotate_cache(
 ) -> tuple[list[NewRow], Changed, Changed | None, int]:
     """(where each of the `rows` new rows of K is, what it becomes, what q `[rows, q_heads, q_dim]` becomes, error word).
 
-    A row turns by its position in its request, of which K's and q's rows know nothing but what lengths and offsets say. Rows
-    count as dequantized, not rounded; in latent rows the elements behind the first `latent` turn. Of a row that the cache does
+    A row rotates by its position in its request, of which K's and q's rows know nothing but what lengths and offsets say. Rows
+    count as dequantized, not rounded; in latent rows the elements behind the first `latent` rotate. Of a row that the cache does
     not hold anything may become. Positions at or past `limit` have no angle.
     """
     found, values, word = stored_rows(table, pool, 0, rows, row_offsets, limit)

@@ -81,16 +81,16 @@ class Module:
             folder = named(self.shipped.manifest.folder)
             raise DeviceError(f"{self.name}: loaded from {folder}: {error}") from None
 
-    def add(self, file: str, entry: str, elsewhere: Mapping[str, str]) -> None:
-        """Say that the package has a kernel `entry` in `file`, on some architectures in the files that `elsewhere` names."""
-        for each in (file, *elsewhere.values()):
+    def add(self, file: str, entry: str, by_arch: Mapping[str, str]) -> None:
+        """Say that the package has a kernel `entry` in `file`, on some architectures in the files that `by_arch` names."""
+        for each in (file, *by_arch.values()):
             self._kernels[each] = entry
-            self._families[each] = (file, elsewhere)
+            self._families[each] = (file, by_arch)
 
     def runs(self, file: str, arch: str) -> bool:
         """True if `file` is the kernel's file for `arch`."""
-        base, elsewhere = self._families[file]
-        return elsewhere.get(arch, base) == file
+        base, by_arch = self._families[file]
+        return by_arch.get(arch, base) == file
 
     def unit(self, file: str, entry: str) -> Unit:
         """The self-contained text of one kernel. Raises DeviceError where a file of it is missing."""

@@ -163,10 +163,10 @@ class PagePool(params.PagePool):
                     "0; pass tensors of the same shape"
                 )
             for low, high, nbytes in self.together:
-                apart = layer.addresses[high] - layer.addresses[low]
-                if apart != nbytes:
+                distance = layer.addresses[high] - layer.addresses[low]
+                if distance != nbytes:
                     raise ArgumentError(
-                        f"{low}: got K and V {apart} bytes apart in layer {number}; they alternate inside a page, which is "
+                        f"{low}: got K and V {distance} bytes apart in layer {number}; they alternate inside a page, which is "
                         f"copied as one block; pass a tensor whose kv axis has stride {nbytes} bytes"
                     )
         missing = [0] * (self.layers - len(found))

@@ -98,12 +98,12 @@ class Launch:
 
 @dataclass(slots=True, eq=False)
 class RepeatedCall:
-    """What the check of a call found.
+    """Findings of the check of a call.
 
     It holds under one `driver`, for a cache on `device` whose step has the sizes of `key`. `same` are the arguments that are
     no arrays, with their places; `values` the kernel's values, 0 where addresses go;
     `tied` the distance of arrays that overlap and may, by their places in `arrays`. `free` are launches that nobody uses;
-    `apart` is where arrays lay that were found apart from each other and from a cache's memory.
+    `disjoint` is where arrays lay that were found apart from each other and from a cache's memory.
     """
 
     key: SizesKey
@@ -120,7 +120,7 @@ class RepeatedCall:
     make: Callable[[PackedArgs], Callable[[int], None]]
     free: list[Launch]
     likes: tuple[tuple[int, LikeArray], ...]
-    apart: tuple[Footprint, list[int]] | None = None
+    disjoint: tuple[Footprint, list[int]] | None = None
 
     def addresses(self, cache: LayerCache, arguments: Sequence[object], planned_rows: int | None) -> list[int] | None:
         """The addresses of the arrays of a call that is like this one; None for another."""
@@ -141,15 +141,15 @@ class RepeatedCall:
             if not address:
                 return None
             found.append(address)
-        apart = self.apart
-        if apart is None or step.footprint is not apart[0] or found != apart[1]:
-            if not self._apart(found, step.footprint):
+        known = self.disjoint
+        if known is None or step.footprint is not known[0] or found != known[1]:
+            if not self._disjoint(found, step.footprint):
                 return None
-            self.apart = (step.footprint, found)
+            self.disjoint = (step.footprint, found)
         return found
 
-    def _apart(self, addresses: list[int], own: Footprint) -> bool:
-        """Whether nothing that is written lies in another array, as far as extents tell."""
+    def _disjoint(self, addresses: list[int], own: Footprint) -> bool:
+        """True: nothing that is written lies in another array, as far as extents tell."""
         if self.writes and own.clash:
             return False
         written = own.written if self.writes else ()

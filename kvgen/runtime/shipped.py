@@ -122,7 +122,7 @@ def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None)
     from kvgen.compile import ARCHS, archs_given
 
     place = named(manifest.folder / "manifest.json")
-    stand_ins = {other for by_arch in found.elsewhere.values() for other in by_arch.values()}
+    stand_ins = {other for stands_in in found.by_arch.values() for other in stands_in.values()}
     compiled = {kernel: _compiled(manifest, found, kernel) for kernel in found.kernels if kernel not in stand_ins}
     there = [arch for arch in ARCHS if all(arch in archs for archs in compiled.values() if archs)]
     if not any(compiled.values()) or not there:
@@ -144,7 +144,7 @@ def _archs(manifest: Manifest, found: ManifestSet, wanted: Sequence[str] | None)
 
 def _compiled(manifest: Manifest, found: ManifestSet, kernel: str) -> list[str]:
     """The architectures for which there is a cubin of `kernel`, or of the one in its place there."""
-    others = found.elsewhere.get(kernel, {})
+    others = found.by_arch.get(kernel, {})
     own = [arch for arch in manifest.archs(found.set, kernel) if arch not in others]
     return own + [arch for arch, other in others.items() if manifest.entry(found.set, other, arch)]
 

@@ -61,7 +61,7 @@ class Llama3Scaling(Spec):
 class YarnScaling(Spec):
     """YaRN (arXiv 2309.00071; HF `rope_type: yarn`).
 
-    With d rotated elements and n = original_max_positions, the pair that turns r times over n positions has index
+    With d rotated elements and n = original_max_positions, the pair that rotates r times over n positions has index
     i(r) = d * ln(n / (2 pi r)) / (2 ln theta). Pairs below i(beta_fast) keep f, pairs above i(beta_slow) get
     f / factor, a linear ramp joins them; `truncate` rounds the two ends outward to whole pairs. cos and sin are
     multiplied by `cos_sin_factor`.
@@ -90,7 +90,7 @@ class YarnScaling(Spec):
     def _ordered(self) -> YarnScaling:
         if self.beta_fast < self.beta_slow:
             raise ValueError(
-                f"beta_fast: got {self.beta_fast} with beta_slow {self.beta_slow}; fast pairs turn more often than "
+                f"beta_fast: got {self.beta_fast} with beta_slow {self.beta_slow}; fast pairs rotate more often than "
                 "slow ones, so beta_fast >= beta_slow; YaRN's own are 32.0 and 1.0"
             )
         return self
@@ -101,7 +101,7 @@ class YarnScaling(Spec):
 
     @property
     def cos_sin_factor(self) -> float:
-        """What cos and sin are multiplied by: `attention_factor`, else m(mscale) / m(mscale_all_dim), else m(1)."""
+        """Factor of cos and sin: `attention_factor`, else m(mscale) / m(mscale_all_dim), else m(1)."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is not None and self.mscale_all_dim is not None:
@@ -151,23 +151,23 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 
 class Rope(Spec):
-    """Rotary positions (arXiv 2104.09864): pair i of d rotated elements turns by position * theta ** (-2 i / d).
+    """Rotary positions (arXiv 2104.09864): pair i of d rotated elements rotates by position * theta ** (-2 i / d).
 
     `style` says which two elements make pair i: "neox" i and i + d / 2 (HF `rotate_half`), "interleaved" 2 i and
-    2 i + 1 (GPT-J, DeepSeek). `dim` is d, None for the whole head. Where it is less, `part` says which elements turn: the
+    2 i + 1 (GPT-J, DeepSeek). `dim` is d, None for the whole head. Where it is less, `part` says which elements rotate: the
     head's "first" `dim` (Phi-3, GPT-NeoX; also None) or its "last" (MAX's interleaved form); in a latent row (`Mla`)
     always the last. `scaling` bends the frequencies. `local_theta`, where given, is the base on local layers, which are
     then not scaled (Gemma 3).
 
     `proportional` pairs the whole head's elements and gives pair i the whole head's frequency, theta ** (-2 i / head_dim), and
-    turns the first dim / 2 of those pairs alone (Gemma 4's full layers, HF `rope_type: proportional`: head_dim 512 and
-    partial_rotary_factor 0.25 are dim=128, so that elements 0 to 63 turn with 256 to 319).
+    rotates the first dim / 2 of those pairs alone (Gemma 4's full layers, HF `rope_type: proportional`: head_dim 512 and
+    partial_rotary_factor 0.25 are dim=128, so that elements 0 to 63 rotate with 256 to 319).
     """
 
     style: Literal["neox", "interleaved"]
     """Which two of d rotated elements make pair i: "neox", i and i + d / 2; "interleaved", 2 i and 2 i + 1."""
     theta: Base
-    """Base of the frequencies: pair i of d elements turns by position * theta ** (-2 i / d)."""
+    """Base of the frequencies: pair i of d elements rotates by position * theta ** (-2 i / d)."""
     dim: Annotated[int, Field(ge=2, le=1024)] | None = None
     """Elements of a head that are rotated. None: the whole head, in latent rows the RoPE part."""
     scaling: Scaling | None = None
@@ -179,7 +179,7 @@ class Rope(Spec):
     first, in latent rows the last.
     """
     proportional: bool = False
-    """True: the first `dim` / 2 pairs of the whole head turn, with the whole head's frequencies (Gemma 4). False: a part of
+    """True: the first `dim` / 2 pairs of the whole head rotate, with the whole head's frequencies (Gemma 4). False: a part of
     `dim` elements has pairs and frequencies of its own.
     """
 
@@ -189,12 +189,12 @@ class Rope(Spec):
             return self
         if self.dim is None:
             raise ValueError(
-                "dim: got None with proportional=True; it says how many elements turn, two a pair; Gemma 4 has a quarter of the "
-                "head: dim=128 of 512. Where all turn, leave proportional out"
+                "dim: got None with proportional=True; it says how many elements rotate, two a pair; Gemma 4 has a quarter of "
+                "the head: dim=128 of 512. Where all rotate, leave proportional out"
             )
         if self.part is not None:
             raise ValueError(
-                f"part: got {self.part!r} with proportional=True; the first pairs of the whole head turn; leave part out"
+                f"part: got {self.part!r} with proportional=True; the first pairs of the whole head rotate; leave part out"
             )
         if self.local_theta is not None:
             raise ValueError(
@@ -213,11 +213,13 @@ class Rope(Spec):
         if self.dim is None:
             if self.part is not None:
                 raise ValueError(
-                    f"part: got {self.part!r} without dim; the whole head turns and has no part; give dim, or leave part out"
+                    f"part: got {self.part!r} without dim; the whole head rotates and has no part; give dim, or leave part out"
                 )
             return self
         if self.dim % 2:
-            raise ValueError(f"dim: got {self.dim}; elements turn in pairs, so it is even; None rotates the whole head")
+            raise ValueError(
+                f"dim: got {self.dim}; elements rotate in pairs, so it is even; None rotates the whole head"
+            )
         if isinstance(self.scaling, LongRopeScaling) and 2 * len(self.scaling.short_factor) != self.dim:
             raise ValueError(
                 f"scaling: got {len(self.scaling.short_factor)} factors for {self.dim} rotated elements; there is "
@@ -361,7 +363,7 @@ class Kind(Spec):
 
 
 class Model(Spec):
-    """What a checkpoint asks of attention.
+    """A checkpoint's demands on attention.
 
     - `architecture`, `layers`: HF's class name and the number of decoder layers.
     - `rope`, or `alibi` (Falcon's older models), or neither.
@@ -526,7 +528,7 @@ class Model(Spec):
         return None
 
     def softmax_scale(self, head_dim: int) -> float:
-        """What scores are multiplied by, in a model whose heads have `head_dim` elements.
+        """Factor of scores in a model whose heads have `head_dim` elements.
 
         Latent attention scales by its own head dim, qk_dim ** -0.5, times YaRN's m(mscale_all_dim) squared where given
         (DeepSeek's modelling code); cached rows being wider changes nothing.

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_serializer, f
 
 from kvgen.expr.score_c import Elements, Names, Printer
 from kvgen.expr.score_errors import TraceError
-from kvgen.expr.score_trace import FULL, WORD, Graph, Kind, Place, TensorArgument, Value, describe, lift, to_float
+from kvgen.expr.score_trace import FULL, WORD, Graph, Place, TensorArgument, Value, ValueKind, describe, lift, to_float
 from kvgen.schema.base import Spec, zero_is_none
 from kvgen.schema.sources import shown_path
 
@@ -62,8 +62,8 @@ class Tensor(Spec):
         return value
 
     @property
-    def kind(self) -> Kind:
-        """What an element is in a score function."""
+    def kind(self) -> ValueKind:
+        """Kind of an element in a score function."""
         return "int" if self.dtype in _BOUNDS else "float"
 
     @property
@@ -95,7 +95,7 @@ class Function:
 
 
 class Score(Spec):
-    """What is done to every score s = scale * (q . k), in this order:
+    """Changes of every score s = scale * (q . k), in this order:
 
     1. `softcap=cap`: s = cap * tanh(s / cap) (Gemma 2).
     2. `alibi`: s += alibi_slopes[q_head] * (token - position), argument `alibi_slopes`, f32 `[q_heads]`. That is the

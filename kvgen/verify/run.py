@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Case
 from kvgen.cases.drafts import louden, room
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
 from kvgen.cases.workload import Launch, Workload
 from kvgen.emulator.errors import HostCompilerError
@@ -126,18 +126,18 @@ class Verifier:
             return CaseResult(case.batch, case.fault, 0.0, 0.0, "", "", (str(error),), 0.0)
         self.launching(False)
         self.last = case, left
-        judged = Judged(case, case.before.copy(), left.contents)
+        comparison = Comparison(case, case.before.copy(), left.contents)
         cases = cases_of(case.call.op)
-        word = cases.compare(judged)
-        if "errors" in judged.wanted.arrays:
-            judged.wanted.arrays["errors"][0] = word
-        wrong = [f"{name}: written beside the array" for name in left.beside] + judged.wrong
-        wrong += differences(judged, near=self.memory.device != "cpu" and cases.fused)
+        word = cases.compare(comparison)
+        if "errors" in comparison.wanted.arrays:
+            comparison.wanted.arrays["errors"][0] = word
+        wrong = [f"{name}: written beside the array" for name in left.beside] + comparison.wrong
+        wrong += differences(comparison, near=self.memory.device != "cpu" and cases.fused)
         return CaseResult(
             case.batch,
             case.fault,
-            judged.distance.error,
-            judged.distance.share,
+            comparison.distance.error,
+            comparison.distance.share,
             _said(int(left.contents.arrays["errors"][0]) if "errors" in left.contents.arrays else 0),
             _said(word),
             tuple(wrong),
@@ -155,7 +155,7 @@ class Verifier:
         return case
 
     def _check_context(self) -> None:
-        """Whether the GPU still takes work."""
+        """Note it where the GPU takes no more work."""
         if self.memory.device == "cpu":
             return
         try:
@@ -164,11 +164,11 @@ class Verifier:
             self.lost = str(error)
 
 
-def differences(judged: Judged, *, near: bool = False) -> list[str]:
+def differences(comparison: Comparison, *, near: bool = False) -> list[str]:
     """Where the memory that a launch left is not the one that it must leave; `near`: a neighbouring number in SOME is no
     difference."""
-    found, wanted = [], judged.wanted.flat()
-    for name, got in judged.got.flat().items():
+    found, wanted = [], comparison.wanted.flat()
+    for name, got in comparison.got.flat().items():
         right = wanted[name]
         if name == "errors":
             if got[0] != right[0]:
@@ -189,12 +189,12 @@ def differences(judged: Judged, *, near: bool = False) -> list[str]:
 
 
 def _neighbours(got: NDArray[Any], right: NDArray[Any]) -> bool:
-    """Whether two arrays hold the same numbers, but for one in SOME that is the next one up or down."""
+    """True: two arrays hold the same numbers, but for one in SOME that is the next one up or down."""
     size = got.dtype.itemsize
     a, b = (np.ascontiguousarray(x).reshape(-1).view(f"i{size}").astype(np.int64) for x in (got, right))
     pairs = [(a, b)] if kind_of(got) != "u8" else [(a & 15, b & 15), (a >> 4, b >> 4)]
-    apart = np.concatenate([np.abs(x - y) for x, y in pairs])
-    return bool(apart.max(initial=0) <= 1 and (apart > 0).sum() * SOME <= max(len(apart), SOME))
+    distance = np.concatenate([np.abs(x - y) for x, y in pairs])
+    return bool(distance.max(initial=0) <= 1 and (distance > 0).sum() * SOME <= max(len(distance), SOME))
 
 
 def _said(word: int) -> str:

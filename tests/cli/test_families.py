@@ -10,7 +10,7 @@ import pytest
 
 import kvgen
 from kvgen.cli import candidates
-from kvgen.cli.deltas import deltas_of
+from kvgen.cli.resource_changes import deltas_of
 from kvgen.compile import read_folder
 
 from .conftest import Folder

@@ -127,7 +127,7 @@ def test_a_path_out_of_the_folder_is_refused(folder: Path, file: str) -> None:
 
 SET = (
     '{"schema": 1, "kernels": [], "sets": [{"set": "a", "file": "a/launchers.py", "digest": "0", "sha256": "0", "abi": 8, '
-    '"kernels": {}, "elsewhere": %s}]}'
+    '"kernels": {}, "by_arch": %s}]}'
 )
 
 
@@ -142,10 +142,10 @@ SET = (
         ('{"schema": 99, "kernels": []}', "got schema 99"),
         ('{"schema": 1}', "has no field 'kernels'"),
         ('{"schema": 1, "kernels": [{"set": "a"}]}', "has no field 'kernel'"),
-        (SET % "[]", "elsewhere: got a list of 0; it must be an object of kernels by architecture"),
+        (SET % "[]", "by_arch: got a list of 0; it must be an object of kernels by architecture"),
         (
             SET % '{"decode": 3}',
-            "elsewhere: got an object of 1 fields; it must be an object of kernels by architecture",
+            "by_arch: got an object of 1 fields; it must be an object of kernels by architecture",
         ),
         (SET % '{"decode": {"sm_90a": 3}}', "sm_90a: got 3; it must be a string"),
         ('{"schema": 1, "kernels": 3}', "not iterable"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvgen.compile import Kind, UnitError, compile_unit
+from kvgen.compile import ImageKind, UnitError, compile_unit
 from kvgen.compile.diagnostics import relative_file_table, source_lines
 
 from .tiny import TEXT, unit_of
 
 
-def refusal(text: str, kind: Kind = "cubin") -> str:
+def refusal(text: str, kind: ImageKind = "cubin") -> str:
     def origin(file: str, line: int) -> str | None:
         return f"templates/ops/reverse/reverse.cu.j2:{line + 10}" if file.endswith(".cu") else None
 
@@ -21,7 +21,7 @@ def refusal(text: str, kind: Kind = "cubin") -> str:
 
 
 @pytest.mark.parametrize("kind", ["cubin", "ptx"])
-def test_error_shows_generated_and_template_line(kind: Kind) -> None:
+def test_error_shows_generated_and_template_line(kind: ImageKind) -> None:
     assert refusal(TEXT.replace("s[31 -", "bogus[31 -"), kind) == (
         'generated/tiny/reverse.cu:5: error: identifier "bogus" is undefined\n'
         "    p[threadIdx.x] = bogus[31 - threadIdx.x];\n"

@@ -16,7 +16,7 @@ from kvgen.compile import (
     ARCHS,
     Cache,
     Image,
-    Kind,
+    ImageKind,
     Unit,
     compile_many,
     compile_unit,
@@ -208,7 +208,7 @@ def test_warnings_are_reported_and_survive_the_cache(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cubin", "ptx"])
-def test_missing_entry_names_those_there_are(kind: Kind) -> None:
+def test_missing_entry_names_those_there_are(kind: ImageKind) -> None:
     with pytest.raises(CompileError, match=r"entry: got 'forward'; .*found: reverse"):
         compile_unit(unit_of(entry="forward"), "sm_80", kind, cache=None)
 

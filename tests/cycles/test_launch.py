@@ -39,7 +39,9 @@ def test_what_a_chunk_runs_outside_its_loop() -> None:
     same = replace(TRIP, ends=1500, done=1)
     assert launch(same, Work(((100,),), 1, 1), DEVICE).stream == pytest.approx(3.5)
     assert launch(same, Work(((100, 100),), 1, 1), DEVICE).stream == pytest.approx(3.5 + 2 + 3.5)
-    assert launch(replace(same, apart=True), Work(((100, 100),), 1, 1), DEVICE).stream == pytest.approx(3.5 + 2 + 2)
+    assert launch(replace(same, has_producer=True), Work(((100, 100),), 1, 1), DEVICE).stream == pytest.approx(
+        3.5 + 2 + 2
+    )
 
 
 def test_bytes_are_the_limit() -> None:

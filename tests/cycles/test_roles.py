@@ -8,7 +8,7 @@ import pytest
 
 from kvgen.cycles.core import Mbarrier, ReplayError, replay
 from kvgen.cycles.flow import blocks
-from kvgen.cycles.roles import in_turns, producer_of, taking_turns, widening
+from kvgen.cycles.roles import even_and_odd_tiles, ping_pong, producer_of, widening
 from tests.cycles.programs import ROUND, program
 
 LOOP = """[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+UR6+0x100], RZ
@@ -22,7 +22,7 @@ LOOP = """[-:-:-:1] SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R22+UR6+0x100], RZ
 def test_tiles_are_a_chain() -> None:
     # The weights of a tile come 10 of the mbarrier and 10 of work behind those of the tile before: 20 a tile, and each
     # warpgroup has every second one. Landing is no limit: 11 after its own weights it goes on, and waits for the other's.
-    roles, mbarriers = taking_turns(program(LOOP))
+    roles, mbarriers = even_and_odd_tiles(program(LOOP))
     found = replay(roles, ROUND, mbarriers=mbarriers)
     assert [t.cycles for t in found.trips] == pytest.approx([40, 40], abs=2)
     assert all(
@@ -32,7 +32,7 @@ def test_tiles_are_a_chain() -> None:
 
 def test_a_loop_of_other_mbarriers() -> None:
     with pytest.raises(ReplayError, match=r"mbarriers at 0x100; a loop of two warpgroups has two kinds"):
-        taking_turns(program(LOOP)[:1])
+        even_and_odd_tiles(program(LOOP)[:1])
 
 
 TURNS = """[-:-:-:1] SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R22+UR6+0x100], R23
@@ -45,15 +45,15 @@ TURNS = """[-:-:-:1] SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R22+UR6+0x100], R23
 
 def test_turns_follow_one_another() -> None:
     # A turn is 51 long and begins 10 of the barrier behind the end of the other one's: 61 each, two of them a trip.
-    roles, mbarriers = in_turns(program(TURNS))
+    roles, mbarriers = ping_pong(program(TURNS))
     found = replay(roles, ROUND, mbarriers=mbarriers)
     assert [t.cycles for t in found.trips] == pytest.approx([122, 122], abs=4)
     assert all(t.waits["barrier"] > 20 for t in found.trips)
 
 
 def test_a_loop_without_turns() -> None:
-    with pytest.raises(ReplayError, match="named barriers SYNC; a loop in turns waits for one and ends it"):
-        in_turns(program(TURNS)[:3])
+    with pytest.raises(ReplayError, match="named barriers SYNC; a ping-pong loop waits at one and arrives at one"):
+        ping_pong(program(TURNS)[:3])
 
 
 # A ring of two of K and of V, an mbarrier at 0x100 and on; a lane's box takes 10 in a loop of its own.
@@ -99,7 +99,7 @@ def test_a_producer_is_a_role() -> None:
     # What waits for Q is done once; four lanes have a box of K each, and of V.
     assert sum(word.base == "UTMALDG" for word in producer.trip) == 8
     assert not any(word.base == "LDGSTS" for word in producer.trip)
-    roles, mbarriers = in_turns(program(TAKEN), producer)
+    roles, mbarriers = ping_pong(program(TAKEN), producer)
     assert mbarriers["k_full"] == Mbarrier(1, 4) and mbarriers["v_empty"] == Mbarrier(8, 0, 2)
     assert [role.name for role in roles] == ["warpgroup 0", "warpgroup 1", "producer"]
     # Eight boxes of 50 are the limit of a tile; where they are cheap a tile goes round the ring of two: 100 of the copy, 10 of an
@@ -113,7 +113,7 @@ def test_a_producer_is_a_role() -> None:
 def test_an_mbarrier_nobody_arrives_at() -> None:
     producer = producer_of(blocks(FILLED), SOURCE)
     with pytest.raises(ReplayError, match="nobody arrives at k_empty, v_empty"):
-        in_turns(program(TAKEN)[:3], producer)
+        ping_pong(program(TAKEN)[:3], producer)
 
 
 def test_no_producer() -> None:

@@ -11,7 +11,7 @@ from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER as PTX_HEADER
 from tests.emulator.programs import aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 SCHEDULES = ["ascending", "descending", 1, 2]
@@ -267,7 +267,7 @@ def caught(library: Library, name: str, schedule: str | int) -> KernelFault:
     return fault.value
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if not c[1]])
 def test_correct(name: str, schedule: str | int, library: Library) -> None:
     out, expected = launch(library, name, schedule), RESULTS.get(name)
@@ -275,7 +275,7 @@ def test_correct(name: str, schedule: str | int, library: Library) -> None:
         np.testing.assert_array_equal(out, expected(np.arange(128)))
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c[1]])
 def test_misuse_is_caught(name: str, schedule: str | int, library: Library) -> None:
     fault = caught(library, name, schedule)
@@ -291,14 +291,14 @@ def launch_ring(library: Library, name: str, schedule: str | int) -> tuple[np.nd
     return data.reshape(8, 256), out
 
 
-@over("schedule", [*SCHEDULES, 3, 4, 5])
+@each_case("schedule", [*SCHEDULES, 3, 4, 5])
 def test_ring(schedule: str | int, library: Library) -> None:
     data, out = launch_ring(library, "ring", schedule)
     weighted = data * np.arange(1, 9)[:, None]
     np.testing.assert_array_equal(out, [weighted[:, t::96].sum() for t in range(96)])
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [n for n, (without, _) in RINGS.items() if without])
 def test_each_step_of_the_ring_is_needed(name: str, schedule: str | int, library: Library) -> None:
     with pytest.raises(KernelFault) as caught:

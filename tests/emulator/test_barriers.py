@@ -8,7 +8,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, entry, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SCHEDULES = ["ascending", "descending", 3]
 SETUP = """
@@ -73,7 +73,7 @@ def library(build: Build) -> Library:
     return build([HEADER + "".join(entry(name, SETUP + code) for name, code in codes.items())])
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_arrive_and_wait(name: str, schedule: str | int, library: Library) -> None:
     expected = CASES[name][1]
@@ -87,7 +87,7 @@ def test_arrive_and_wait(name: str, schedule: str | int, library: Library) -> No
     assert [int(out[0]), int(out[32])] == expected
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_a_result_is_that_of_its_phase(schedule: str | int, library: Library) -> None:
     out = np.zeros(96, np.uint32)
     run(library, "reductions", out, block=96, schedule=schedule)

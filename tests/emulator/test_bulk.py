@@ -16,7 +16,7 @@ from kvgen.emulator.writer import translate
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER as PTX
 from tests.emulator.programs import aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 SCHEDULES = ["ascending", "descending", 1, 2]
@@ -121,7 +121,7 @@ def test_byte_masks(reductions: Library) -> None:
     np.testing.assert_array_equal(out, np.where(kept, data, 7))
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_within_shared_memory(schedule: str | int, reductions: Library) -> None:
     out, data = aligned(256).view(np.int32), aligned(128).view(np.int32)
     rng = np.random.default_rng(9)
@@ -203,7 +203,7 @@ def clusters(build: Build) -> Library:
     return build([nvrtc_ptx(HEADER + "".join(parts), arch="compute_90a", name="pair.cu")])
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CLUSTER_CASES)
 def test_in_a_cluster(name: str, schedule: str | int, clusters: Library) -> None:
     data, out = aligned(512).view(np.int32), aligned(1024).view(np.int32)

@@ -10,7 +10,7 @@ import pytest
 from kvgen.emulator import Counters, EmulatorError, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SIZE, THREADS = 4, 64
 MACROS = r"""
@@ -104,7 +104,7 @@ def launch(library: Library, name: str, schedule: str | int, **more: Any) -> tup
     return out, run(library, name, out, **options)
 
 
-@over("schedule", ["ascending", "descending", 5])
+@each_case("schedule", ["ascending", "descending", 5])
 @pytest.mark.parametrize("name", CASES)
 def test_cluster(name: str, schedule: str | int, library: Library) -> None:
     kinds = CASES[name][1]

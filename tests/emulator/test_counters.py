@@ -1,4 +1,4 @@
-"""What check mode counts, against models in plain Python: sectors, wavefronts, classes, lines, bytes in flight."""
+"""Counts of check mode, against models in plain Python: sectors, wavefronts, classes, lines, bytes in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvgen.emulator import BufferCounters, Counters, Library, SharedCounters, Te
 from kvgen.emulator.classes import CLASSES, instruction_class
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SCHEDULES: tuple[str | int, ...] = ("ascending", "descending", 5)
 WIDTHS = {1: "u8", 2: "u16", 4: "u32", 8: "v2.u32", 16: "v4.u32"}
@@ -188,7 +188,7 @@ PATTERNS = {"load": loads, "store": stores}
 
 
 # ---------------------------------------------------------------- memory
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("op", PATTERNS)
 def test_sectors(op: str, width: int, schedule: str | int, library: Library) -> None:
@@ -204,7 +204,7 @@ def test_sectors(op: str, width: int, schedule: str | int, library: Library) -> 
     assert last_line(counters)[0] == got
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("op", PATTERNS)
 def test_wavefronts(op: str, width: int, schedule: str | int, library: Library) -> None:
@@ -238,7 +238,7 @@ def test_atomics_on_one_word_take_turns(step: int, width: int, ways: int, librar
     ("stride", "count", "ways"),
     [(16, 4, 1), (128, 4, 8), (144, 4, 1), (80, 4, 1), (256, 4, 8), (32, 4, 2), (128, 1, 8)],
 )
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_a_matrix_is_a_phase(stride: int, count: int, ways: int, schedule: str | int, library: Library) -> None:
     counters = run(library, "matrices", np.zeros(32, np.int32), stride, count, block=32, schedule=schedule)
     (got,) = [line.shared for line in counters.lines if line.classes.get("tensor") and line.shared.requests]
@@ -246,7 +246,7 @@ def test_a_matrix_is_a_phase(stride: int, count: int, ways: int, schedule: str |
 
 
 # ---------------------------------------------------------------- what belongs together
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_lanes_far_apart_still_make_one_request(schedule: str | int, workers: int, library: Library) -> None:
     """Nothing holds these threads together: one may end before its neighbours begin."""
@@ -257,7 +257,7 @@ def test_lanes_far_apart_still_make_one_request(schedule: str | int, workers: in
     assert counters == run(library, "alone", data, out, 300, grid=(5, 1, 1), block=128, workers=2)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_lanes_that_leave_a_loop_early(schedule: str | int, library: Library) -> None:
     data = aligned(64 * 32).view(np.int32)
     counters = run(library, "ragged", data, aligned(256).view(np.int32), block=64, schedule=schedule)
@@ -265,7 +265,7 @@ def test_lanes_that_leave_a_loop_early(schedule: str | int, library: Library) ->
     assert (got.load_requests, got.load_sectors, got.load_bytes) == (32 + 64, 32 + 64, 4 * 64 * 65 // 2)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_lines_and_what_is_inlined_there(schedule: str | int, library: Library) -> None:
     data, out = aligned(512).view(np.int32), aligned(128).view(np.int32)
     counters = run(library, "lines", data, out, block=32, schedule=schedule)
@@ -280,14 +280,14 @@ def test_lines_and_what_is_inlined_there(schedule: str | int, library: Library) 
     assert sum(line.thread_instructions for line in counters.lines) == counters.thread_instructions
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_a_function_called_twice(schedule: str | int, library: Library) -> None:
     data, out = aligned(1024).view(np.int32), aligned(128).view(np.int32)
     got = run(library, "calls", data, out, block=32, schedule=schedule).per_buffer["arg0"]
     assert (got.load_requests, got.load_sectors, got.load_ideal_sectors) == (2, 4 + 32, 4 + 4)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_a_function_that_calls_itself(schedule: str | int, library: Library) -> None:
     counters = run(
         library, "recursive", aligned(512).view(np.int32), np.zeros(32, np.int32), block=32, schedule=schedule
@@ -296,7 +296,7 @@ def test_a_function_that_calls_itself(schedule: str | int, library: Library) -> 
     assert (got.load_requests, got.load_sectors) == (3, 3 * 4)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_many_requests_at_once(schedule: str | int, library: Library) -> None:
     data, out = aligned(24 * 4096).view(np.int32), np.zeros(1024, np.int32)
     got = run(library, "side_by_side", data, out, block=1024, schedule=schedule).per_buffer["arg0"]
@@ -355,7 +355,7 @@ SKIP: bar.sync 0; @%p1 add.u32 %r3, %r1, 1;"""
 
 
 # ---------------------------------------------------------------- copies
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_bytes_in_flight(schedule: str | int, library: Library) -> None:
     data, out = aligned(1024).view(np.uint32), np.zeros(128, np.int32)
     for stages, most in ((1, 1), (2, 1), (3, 2), (4, 3)):  # the first is waited for at once, the others at the end
@@ -372,7 +372,7 @@ def test_bytes_in_flight(schedule: str | int, library: Library) -> None:
 
 
 @pytest.mark.parametrize(("pitch", "sectors"), [(16, 4), (48, 8)])
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_a_bulk_copy_is_one_request(pitch: int, sectors: int, schedule: str | int, library: Library) -> None:
     """2048 bytes from the middle of a sector, 1024 from the beginning of one, 8 rows of 16 bytes each `pitch` bytes."""
     data = aligned(8192)

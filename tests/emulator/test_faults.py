@@ -8,7 +8,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 # name: (body, kind, buffer, part of the detail); line 3 of each kernel is the culprit.
 BUGS = {
@@ -104,7 +104,7 @@ def launch(library: Library, name: str, schedule: str | int = "ascending") -> np
     return out
 
 
-@over("schedule", ["ascending", "descending", 2])
+@each_case("schedule", ["ascending", "descending", 2])
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_is_caught(name: str, schedule: str | int, library: Library) -> None:
     _, kind, buffer, detail = BUGS[name]
@@ -122,7 +122,7 @@ def test_bug_is_caught(name: str, schedule: str | int, library: Library) -> None
         assert detail in fault.detail, str(fault)
 
 
-@over("schedule", ["ascending", "descending", 2])
+@each_case("schedule", ["ascending", "descending", 2])
 @pytest.mark.parametrize("name", FINE)
 def test_correct_twin_passes(name: str, schedule: str | int, library: Library) -> None:
     launch(library, name, schedule)

@@ -13,7 +13,7 @@ import pytest
 from kvgen.emulator import Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 FOLDER = Path(__file__).parent / "ptx" / "foreign"
 MODULES = ("reduce", "dispatch", "half", "blocks", "fp8", "math", "math_fast")
@@ -38,7 +38,7 @@ def test_every_source_is_made() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 100, 1024])
-@over("schedule", ["ascending", 4])
+@each_case("schedule", ["ascending", 4])
 def test_row_reductions(columns: int, schedule: str | int, library: Callable[[str], Library]) -> None:
     data = np.random.default_rng(columns).standard_normal((3, columns))
     for mangled, dtype, expected in (
@@ -56,7 +56,7 @@ def test_row_reductions(columns: int, schedule: str | int, library: Callable[[st
     assert library("reduce").kernels[mangled].static_shared == 256
 
 
-@over("schedule", ["ascending", "descending", 4])
+@each_case("schedule", ["ascending", "descending", 4])
 def test_last_block_finishes(schedule: str | int, library: Callable[[str], Library]) -> None:
     data = filled(np.arange(300) % 11, np.float32)
     total, parts = filled([0], np.float32), filled(np.zeros(4), np.float32)
@@ -170,7 +170,7 @@ def test_half_arithmetic(library: Callable[[str], Library]) -> None:
     np.testing.assert_array_equal(out, np.stack(expected, 1).astype(np.float16))
 
 
-@over("schedule", ["ascending", "descending", 8])
+@each_case("schedule", ["ascending", "descending", 8])
 def test_cooperative_groups(schedule: str | int, library: Callable[[str], Library]) -> None:
     data = filled(np.random.default_rng(1).standard_normal((8, 100)), ml_dtypes.bfloat16)
     out = filled(np.zeros(8), np.float32)
@@ -178,7 +178,7 @@ def test_cooperative_groups(schedule: str | int, library: Callable[[str], Librar
     np.testing.assert_allclose(out, (data.astype(np.float64) ** 2).mean(1), rtol=1e-5)
 
 
-@over("schedule", ["ascending", "descending", 8])
+@each_case("schedule", ["ascending", "descending", 8])
 def test_block_primitives(schedule: str | int, library: Callable[[str], Library]) -> None:
     rng = np.random.default_rng(2)
     data, out, total = (

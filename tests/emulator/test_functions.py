@@ -8,7 +8,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 CUDA = r"""
 struct Six { int v[6]; };
@@ -183,7 +183,7 @@ HAND = (
 )
 
 
-@over("schedule", ["ascending", 3])
+@each_case("schedule", ["ascending", 3])
 def test_every_form_of_call(schedule: str | int, build: Build) -> None:
     out = aligned(64 * 40).view(np.int32).reshape(64, 10)
     run(build([HAND]), "hand", out, block=64, schedule=schedule)
@@ -258,7 +258,7 @@ def faulty(build: Build) -> Library:
         ("returned", 0, 1, "local_out_of_bounds"),
     ],
 )
-@over("schedule", ["ascending", "descending", 2])
+@each_case("schedule", ["ascending", "descending", 2])
 def test_faults(kernel: str, good: object, bad: object, kind: str, schedule: str | int, faulty: Library) -> None:
     results(faulty, kernel, good, schedule=schedule)
     with pytest.raises(KernelFault) as caught:

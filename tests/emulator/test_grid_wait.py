@@ -11,7 +11,7 @@ import pytest
 from kvgen.emulator import Buffer, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 # name: (body, whether it must be caught). `settled` is memory that no running kernel writes.
 CASES = {
@@ -106,7 +106,7 @@ def launch(library: Library, name: str, schedule: str | int, programmatic: bool)
     )
 
 
-@over("schedule", ["ascending", "descending", 3])
+@each_case("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("name", CASES)
 def test_programmatic_launch(name: str, schedule: str | int, library: Library) -> None:
     buffer = CASES[name][1]
@@ -123,7 +123,7 @@ def test_an_ordinary_launch_follows_the_kernel_before(name: str, library: Librar
     launch(library, name, "ascending", programmatic=False)
 
 
-@over("schedule", ["ascending", "descending", 3])
+@each_case("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("name", TRIGGERS)
 def test_what_a_kernel_behind_may_overwrite(name: str, schedule: str | int, library: Library) -> None:
     launch(library, name, schedule, programmatic=False)

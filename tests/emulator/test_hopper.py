@@ -12,7 +12,7 @@ import pytest
 from kvgen.emulator import Counters, KernelFault, Library, TensorMap
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SOURCE = Path(__file__).parent / "cuda" / "hopper.cu"
 SHARED = 4 * 32768 + 2 * 16384
@@ -72,7 +72,7 @@ def launch(
     return c, counters
 
 
-@over("schedule", ["ascending", "descending", 1, 2])
+@each_case("schedule", ["ascending", "descending", 1, 2])
 def test_hopper(schedule: str | int, build: Build, operands: tuple[np.ndarray, np.ndarray]) -> None:
     c, _ = launch(library_of(build), operands, schedule)
     a, b = (m.astype(np.float64) for m in operands)

@@ -13,7 +13,7 @@ from kvgen import emulator
 from kvgen.emulator import Buffer, EmulatorError, HostCompilerError, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 KERNELS = r"""
 typedef long long i64;
@@ -147,7 +147,7 @@ def test_buffers_beyond_32_bits_cost_only_what_is_touched(library: Library) -> N
 
 
 @pytest.mark.parametrize(("step", "sectors"), [(1, 4), (2, 8), (8, 32), (32, 32)])
-@over("schedule", ["ascending", "descending", 9])
+@each_case("schedule", ["ascending", "descending", 9])
 def test_sectors_of_strided_loads(step: int, sectors: int, schedule: str | int, library: Library) -> None:
     data, out = aligned(64 * 32 * 4).view(np.int32), aligned(256).view(np.int32)
     counters = run(library, "stride", data, out, step, block=64, read_only=(0,), schedule=schedule)

@@ -9,7 +9,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SETUP = """
   .shared .align 1024 .b32 s[512]; .shared .align 8 .b64 bar;
@@ -135,7 +135,7 @@ def launch(library: Library, name: str, schedule: str | int) -> tuple[KernelFaul
     return None, out
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", CASES)
 def test_level(name: str, schedule: str | int, libraries: dict[str, Library]) -> None:
     _, strict, loose = CASES[name]

@@ -11,7 +11,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, aligned, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 SPACES = r"""
 typedef unsigned u32; typedef unsigned long long u64;
@@ -190,7 +190,7 @@ def test_asynchronous_copies(library: Library) -> None:
         np.testing.assert_array_equal(out[256 + 4 * t : 259 + 4 * t], data[4 * t : 4 * t + 3])
 
 
-@over("schedule", ["ascending", "descending", 0, 7])
+@each_case("schedule", ["ascending", "descending", 0, 7])
 def test_state_spaces(schedule: str | int, library: Library) -> None:
     t = np.arange(128)
     start = np.random.default_rng(4).integers(0, 100, 128, np.int32)
@@ -228,7 +228,7 @@ def test_early_return_and_switch(library: Library) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
-@over("schedule", ["ascending", "descending", 3])
+@each_case("schedule", ["ascending", "descending", 3])
 def test_spinning_on_a_flag_lets_others_run(schedule: str | int, library: Library) -> None:
     flag, out = np.zeros(1, np.int32), np.zeros(2, np.int32)
     run(library, "spin", flag, out, block=64, schedule=schedule)

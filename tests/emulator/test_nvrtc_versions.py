@@ -16,7 +16,7 @@ import pytest
 from kvgen.emulator import Buffer, Library, TensorMap
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 HERE = Path(__file__).parent / "ptx"
 VERSIONS = sorted((p.name for p in HERE.iterdir() if p.is_dir() and p.name[0].isdigit()), key=lambda v: v.split("."))
@@ -147,7 +147,7 @@ def test_integers(library: Library) -> None:
         assert out[:, i].tolist() == [v & (2**64 - 1) for v in integers_of(i, a, b)], (i, a, b)
 
 
-@over("schedule", ["ascending", "descending", 5])
+@each_case("schedule", ["ascending", "descending", 5])
 def test_reduction_by_the_last_block(library: Library, schedule: Any) -> None:
     x = np.random.default_rng(3).integers(0, 2**20, 3 * 128, np.uint32)
     partial, ticket, out = np.zeros(3, np.uint32), np.zeros(1, np.uint32), np.zeros(3, np.uint32)

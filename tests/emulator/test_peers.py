@@ -11,7 +11,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 FOLDER = Path(__file__).parent / "cuda"
 SCHEDULES = ["ascending", "descending", 3]
@@ -64,14 +64,14 @@ KERNELS = {
 }
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_right(name: str, schedule: str | int, library: Library) -> None:
     out, expected = KERNELS[name][0](library, f"{name}_right", schedule)
     np.testing.assert_array_equal(out, expected)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_wrong(name: str, schedule: str | int, library: Library) -> None:
     with pytest.raises(KernelFault) as caught:
@@ -79,7 +79,7 @@ def test_wrong(name: str, schedule: str | int, library: Library) -> None:
     assert caught.value.kind in KERNELS[name][1].split(), str(caught.value)
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 def test_liberties_are_of_level_check(schedule: str | int, libraries: dict[str, Library]) -> None:
     for name in ("scheduler", "locks"):
         KERNELS[name][0](libraries["check"], f"{name}_right", schedule)

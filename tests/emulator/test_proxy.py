@@ -10,7 +10,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 SCHEDULES = ["ascending", "descending", 3]
@@ -132,7 +132,7 @@ def launch(library: Library, name: str, schedule: str | int, blocks: int = 1) ->
     return out
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", [*CASES, *BLOCKS])
 def test_proxy_fence(name: str, schedule: str | int, library: Library) -> None:
     missing = CASES[name][1] if name in CASES else BLOCKS[name][2]

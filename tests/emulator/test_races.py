@@ -8,7 +8,7 @@ import pytest
 from kvgen.emulator import KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 # Shared and block-level cases: the shared array starts initialised and ordered. (code, what must be found)
 CASES = {
@@ -181,7 +181,7 @@ def library(build: Build) -> Library:
     return build([nvrtc_ptx(MACROS + "".join(texts), name="races.cu")])
 
 
-@over("schedule", ["ascending", "descending", 5])
+@each_case("schedule", ["ascending", "descending", 5])
 @pytest.mark.parametrize("name", [*CASES, *GRID_CASES])
 def test_race(name: str, schedule: str | int, library: Library) -> None:
     expected = {**CASES, **GRID_CASES}[name][1]

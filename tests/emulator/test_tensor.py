@@ -13,7 +13,7 @@ from kvgen.emulator import KernelFault, Library, TranslateError
 from tests.emulator.conftest import Build
 from tests.emulator.fragments import BITS, FLOATS, A, B, c_place, numbers, packed, unpacked
 from tests.emulator.programs import HEADER, entry, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def planted(build: Build) -> Library:
     return build([HEADER + "".join(fragment_kernel(n, TILE.format(name=n) + c, 1, 4) for n, (c, _) in BUGS.items())])
 
 
-@over("schedule", ["ascending", "descending", 3])
+@each_case("schedule", ["ascending", "descending", 3])
 @pytest.mark.parametrize("name", BUGS)
 def test_planted(name: str, schedule: str | int, planted: Library) -> None:
     out, data, kind = np.zeros((32, 4), np.uint32), np.arange(32, dtype=np.uint32), BUGS[name][1]

@@ -15,7 +15,7 @@ import pytest
 from kvgen.emulator import Buffer, KernelFault, Library, TensorMap
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 HEADER = (Path(__file__).parent / "cuda" / "async.cuh").read_text()
 DTYPES: dict[str, Any] = {
@@ -130,7 +130,7 @@ def places(map: TensorMap, at: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]
 
 
 def rows_of(map: TensorMap, at: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """The same for gather4 and scatter4: four rows, each at a coordinate of its own."""
+    """Places of a box for gather4 and scatter4: four rows, each at a coordinate of its own."""
     found = [places(map, (at[0], row)) for row in at[1:]]
     return np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
 
@@ -338,7 +338,7 @@ def test_multicast_in_a_cluster(library: Library) -> None:
 
 
 # ---------------------------------------------------------------- misuse
-@over("schedule", ["ascending", "descending", 3])
+@each_case("schedule", ["ascending", "descending", 3])
 def test_misuse(schedule: str | int, library: Library) -> None:
     rng = np.random.default_rng(3)
     t = tensor(rng, "int32", (40, 9), (16, 4))

@@ -1,4 +1,4 @@
-"""What goes wrong around wgmma and setmaxnreg: each planted bug is caught, its correct twin gives the right sum."""
+"""Bugs around wgmma and setmaxnreg: each planted bug is caught, its correct twin gives the right sum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvgen.compile.nvrtc import compile_text
 from kvgen.emulator import EmulatorError, KernelFault, Library, TranslateError
 from tests.emulator.conftest import Build
 from tests.emulator.programs import HEADER, entry, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 # A product adds 16 to every element of d, as all of both operands is 1. A: 64 rows of 16 at s, B: 8 rows at s + 1024.
 PRELUDE = r"""
@@ -148,13 +148,13 @@ def launch(library: Library, name: str, schedule: str | int, threads: int = 256)
     return out
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", FINE)
 def test_correct_twin(name: str, schedule: str | int, library: Library) -> None:
     assert set(launch(library, name, schedule)[:128]) == {FINE[name][1]}
 
 
-@over("schedule", SCHEDULES)
+@each_case("schedule", SCHEDULES)
 @pytest.mark.parametrize("name", BUGS)
 def test_bug_is_caught(name: str, schedule: str | int, library: Library) -> None:
     with pytest.raises(KernelFault) as caught:

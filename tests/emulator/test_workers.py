@@ -17,7 +17,7 @@ from kvgen import emulator
 from kvgen.emulator import Counters, KernelFault, Library
 from tests.emulator.conftest import Build
 from tests.emulator.programs import aligned, nvrtc_ptx, run
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 WORKERS = (1, 2, 5, 5)
 ROUNDS = 500  # some ten milliseconds a launch
@@ -136,7 +136,7 @@ def same(launch: Callable[[int], tuple[Counters, list[np.ndarray]]]) -> list[np.
     return arrays
 
 
-@over("schedule", ["ascending", 11])
+@each_case("schedule", ["ascending", 11])
 def test_blocks_apart(library: Library, schedule: str | int) -> None:
     data = floats(64 * 12)
 
@@ -163,7 +163,7 @@ def test_last_block_merges(library: Library) -> None:
     same(launch)
 
 
-@over("schedule", ["ascending", "descending", 11])
+@each_case("schedule", ["ascending", "descending", 11])
 def test_atomics_of_floats_add_up_in_one_order(library: Library, schedule: str | int) -> None:
     data = floats(32 * 24)
 

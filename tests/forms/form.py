@@ -48,7 +48,7 @@ PRESENT: Final = frozenset(
         "residual",
         "rotary_begin",
         "rotary_dim",
-        "turning",
+        "rotary_pairs",
         "k_head_chunks",
         "k_head_groups",
         "v_head_chunks",

@@ -52,12 +52,12 @@ def _decode(kernels: KernelSet, arch: Arch, data: Any) -> None:
     batch = _batch(kernels, arch, data, errors=True)
     most = [min(op.rows, n) if kernels.cache.lengths == "before" else op.rows for n in batch.totals]
     counts = [data.draw(st.integers(1, n)) for n in most]
-    decode_steps.step(kernels, batch, counts, loud=kernels.cache.entry_tokens == 1).check()
+    decode_steps.step(kernels, batch, counts, dominant=kernels.cache.entry_tokens == 1).check()
 
 
 def _decode_lists(kernels: KernelSet, arch: Arch, data: Any) -> None:
     batch = _batch(kernels, arch, data, errors=True, leading=0, padding=0)
-    step = decode_steps.step(kernels, batch, offsets=False, loud=False)
+    step = decode_steps.step(kernels, batch, offsets=False, dominant=False)
     lists = test_decode_page_lists.lists_of(step.scene, [*range(len(batch.totals))], 3)
     test_decode_page_lists.check(step.scene, step.q, lists, arguments=step.arguments)
 

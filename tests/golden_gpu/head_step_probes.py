@@ -60,19 +60,19 @@ def _norms(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
-def _turn_inputs() -> dict[str, Array]:
+def _rotary_inputs() -> dict[str, Array]:
     angles = np.random.default_rng(122).choice([1.0, -1.0, 0.5, 2.0, -0.25, 0.75], (TURNING, 2)).astype(np.float32)
     found: dict[str, Array] = {"rows": pattern(_rows(123)), "angles": pattern(angles)}
-    return found | {name: np.zeros(HEADS * DIMS, np.uint32) for name in ("turned", "scaled")}
+    return found | {name: np.zeros(HEADS * DIMS, np.uint32) for name in ("rotated", "scaled")}
 
 
-def _turned(arrays: Arrays) -> dict[str, Wanted]:
+def _rotated(arrays: Arrays) -> dict[str, Wanted]:
     x = arrays["rows"].view(np.float32).astype(np.float64).reshape(HEADS, DIMS)
     cos, sin = arrays["angles"].view(np.float32).astype(np.float64).reshape(TURNING, 2).T
     one, two = np.arange(TURNING), DIMS // 2 + np.arange(TURNING)
     x[:, one], x[:, two] = x[:, one] * cos - x[:, two] * sin, x[:, two] * cos + x[:, one] * sin
     flat = x.reshape(-1).astype(np.float32)
-    return {"turned": floats(flat, any_zero=True), "scaled": floats(flat / 2, any_zero=True)}
+    return {"rotated": floats(flat, any_zero=True), "scaled": floats(flat / 2, any_zero=True)}
 
 
 def _factor_inputs() -> dict[str, Array]:
@@ -161,7 +161,7 @@ def probes() -> list[Probe]:
     """All of this module."""
     return [
         Probe("library_head_norms", UNIT, "head_norms", _norm_inputs, _norms, 32),
-        Probe("library_head_first_pairs", UNIT, "head_first_pairs", _turn_inputs, _turned, 32),
+        Probe("library_head_first_pairs", UNIT, "head_first_pairs", _rotary_inputs, _rotated, 32),
         Probe("library_head_hadamard", UNIT, "head_hadamard", _hadamard_inputs, _transformed, 32),
         Probe("library_head_blocks", UNIT, "head_blocks", _block_inputs, _blocks, 32),
         Probe("library_head_packed_blocks", UNIT, "head_packed_blocks", _packed_inputs, _packed, 32),

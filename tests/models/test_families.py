@@ -124,7 +124,7 @@ def test_null_multi_query_is_false() -> None:
 
 
 def test_partial_rotary_factor_under_default_rope() -> None:
-    """transformers' Llama turns whole heads then; where RoPE is scaled it turns the part, and GLM's code always does."""
+    """transformers' Llama rotates whole heads then; where RoPE is scaled it rotates the part, and GLM's code always does."""
     found = changed("llama_2_7b", partial_rotary_factor=0.5)
     assert rope(found).dim is None
     assert "partial_rotary_factor 0.5 is not used" in models.spec_text(found, source="x")
@@ -423,16 +423,16 @@ def test_each_run_of_a_stack_has_a_cache(fields: dict[str, Any], layers: int) ->
     assert len(models.facts(typed("hrm_text", **fields)).layers()) == layers
 
 
-def test_mimo_turns_a_third_under_default_rope_alone() -> None:
-    def turned(**fields: Any) -> int | None:
+def test_mimo_rotates_a_third_under_default_rope_alone() -> None:
+    def rotary_dim(**fields: Any) -> int | None:
         both = {kind: {"rope_theta": 1e4, **fields} for kind in ("full_attention", "sliding_attention")}
         found = models.facts(typed("mimo_v2_flash", head_dim=192, rope_parameters=both)).layers()[0].rope
         assert found is not None
         return found.dim
 
-    assert turned(rope_type="default") == 64
-    assert turned(rope_type="default", partial_rotary_factor=0.5) == 96
-    assert turned(rope_type="linear", factor=2.0) is None
+    assert rotary_dim(rope_type="default") == 64
+    assert rotary_dim(rope_type="default", partial_rotary_factor=0.5) == 96
+    assert rotary_dim(rope_type="linear", factor=2.0) is None
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "olmo3", "step3p5", "modernbert-decoder"])
@@ -537,8 +537,10 @@ def test_sections_of_elements_are_refused() -> None:
         models.facts(fields)
 
 
-def test_rope_that_turns_backwards_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"kvgen does not read it: RoPE that turns backwards, by the opposite angle"):
+def test_rope_that_rotates_backwards_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"kvgen does not read it: RoPE that rotates backwards, by the opposite angle"
+    ):
         models.facts({**BASE, "model_type": "nanochat"})
 
 
@@ -546,7 +548,7 @@ ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v
 
 
 def test_sparse_latent_models_of_2026() -> None:
-    """A.X-K2 turns pairs (2i, 2i + 1) and gates outside of the kernels; HY-V4 turns halves, and its layers have sinks."""
+    """A.X-K2 rotates pairs (2i, 2i + 1) and gates outside of the kernels; HY-V4 rotates halves, and its layers have sinks."""
     axk2 = models.facts({**BASE, **ROWS, "model_type": "axk2", "q_lora_rank": 384}).cached
     assert len(axk2) == 1 and axk2[0].indexer == Indexer(heads=16, dim=128, topk=2048) and not axk2[0].sinks
     assert axk2[0].rope is not None and axk2[0].rope.style == "interleaved"

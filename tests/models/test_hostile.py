@@ -112,7 +112,7 @@ def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
             "num_key_value_heads: got null; where it is absent, GptOssForCausalLM has 8 KV heads, which 12 query heads do not",
         ),
         (changed("llama_2_7b", hidden_size=4095), "hidden_size: got 4095; it is divided among 32 heads"),
-        (changed("llama_2_7b", head_dim=127), "head_dim: got 127; RoPE turns pairs"),
+        (changed("llama_2_7b", head_dim=127), "head_dim: got 127; RoPE rotates pairs"),
         (changed("llama_2_7b", torch_dtype="float8_e4m3fn"), "torch_dtype: got 'float8_e4m3fn'; it is none that kvgen"),
         (changed("llama_2_7b", rope_theta=float("nan")), "rope_theta: got nan; it must be a number"),
         (changed("llama_2_7b", rope_theta=10**400), "rope_theta: got an integer of 1329 bits;"),
@@ -139,7 +139,7 @@ def test_unknown_multimodal_architecture_looks_into_text_config() -> None:
         (changed("gemma_3_4b_it", text_config="x"), "text_config: got 'x'; it must be a JSON object"),
         (without("deepseek_v3", "kv_lora_rank", "v_head_dim"), "missing: kv_lora_rank, v_head_dim"),
         (changed("deepseek_v3", kv_lora_rank=1000), "kv_lora_rank: got 1000; with qk_rope_head_dim 64 a row has 1064"),
-        (changed("deepseek_v3", qk_rope_head_dim=63), "qk_rope_head_dim: got 63; RoPE turns pairs"),
+        (changed("deepseek_v3", qk_rope_head_dim=63), "qk_rope_head_dim: got 63; RoPE rotates pairs"),
         (
             changed("gpt_oss_20b", layer_types=["full_attention"]),
             "layer_types: got a list of 1; it must be a list; valid: 24",

@@ -162,7 +162,7 @@ def test_keys_that_no_operation_takes_are_said(name: str, tmp_path: Path) -> Non
             r"index_skip_topk_offset: got 0; layer 0 would take picks",
         ),
         (changed(GLM, index_n_heads=0), r"index_n_heads: got 0; .*valid: 1 to 4096"),
-        (changed(GLM, index_head_dim=32), r"index_head_dim: got 32; RoPE turns 64 elements .*valid: from 64"),
+        (changed(GLM, index_head_dim=32), r"index_head_dim: got 32; RoPE rotates 64 elements .*valid: from 64"),
         (changed(GLM, indexer_rope_interleave="yes"), r"indexer_rope_interleave: got 'yes'; .*valid: true, false"),
     ],
 )

@@ -18,9 +18,9 @@ import pytest
 
 from kvgen import KernelSet, Ragged, models, ops
 from kvgen.architectures import Arch
-from kvgen.cases.closeness import terms
+from kvgen.cases.closeness import numerics
 from kvgen.reference import cache_rows
-from kvgen.reference.attention import Arguments, Standing, modified, visible
+from kvgen.reference.attention import Arguments, RowPosition, modified, visible
 from kvgen.reference.decode import products, weighted
 from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
@@ -144,14 +144,14 @@ def hold_oracle(prompt: Prompt) -> None:
     kernels = set_of(prompt)
     op, rows = kernels.ops[0], prompt.draw()
     assert isinstance(op, ops.Extend)
-    given = terms(kernels, op, {n: a for n, a in rows.items() if n == "sinks"})
-    at = Standing(0, 0, np.arange(TOKENS), TOKENS, TOKENS)
+    given = numerics(kernels, op, {n: a for n, a in rows.items() if n == "sinks"})
+    at = RowPosition(0, 0, np.arange(TOKENS), TOKENS, TOKENS)
     arguments = Arguments({}, prompt.q_heads, prompt.kv_heads)
     tokens = np.arange(TOKENS)
     seen = visible(op.mask, at, tokens, arguments)
     for row, right in zip(KEPT, prompt.output, strict=True):
         mine = tokens[seen[row]]
-        one = Standing(0, row, np.array([row]), TOKENS, TOKENS)
+        one = RowPosition(0, row, np.array([row]), TOKENS, TOKENS)
         scores = products(rows["q"][row].astype(np.float64), rows["k"][mine].astype(np.float64), given.scale)
         scores = modified(op.score, one, mine, scores[None], arguments)[0]
         out, _ = weighted(scores, rows["v"][mine].astype(np.float64), given.sinks)

@@ -268,7 +268,7 @@ def test_a_rope_object_beside_the_one_that_holds() -> None:
 @pytest.mark.parametrize("value", ["abc", -3, math.nan, 7, [1]])
 @pytest.mark.parametrize("model_type", ["minimax_m2", "gptj", "codegen"])
 def test_a_field_that_belongs_beside_the_object(model_type: str, value: object) -> None:
-    """rotary_dim says how many elements turn beside the parameters; inside them nobody reads it."""
+    """rotary_dim says how many elements rotate beside the parameters; inside them nobody reads it."""
     base = {
         "model_type": model_type,
         "num_attention_heads": 8,

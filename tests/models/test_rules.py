@@ -24,7 +24,7 @@ LONG = {"original_max_positions": 4096, "max_positions": 131_072}
             "beta_fast: got 0.5 with beta_slow",
         ),
         (LongRopeScaling, {**LONG, "short_factor": (1.0,), "long_factor": (1.0, 2.0)}, "long_factor: got 2 numbers "),
-        (Rope, {"style": "neox", "theta": 1e4, "dim": 63}, "dim: got 63; elements turn in pairs"),
+        (Rope, {"style": "neox", "theta": 1e4, "dim": 63}, "dim: got 63; elements rotate in pairs"),
         (
             Rope,
             {

@@ -14,15 +14,15 @@ import pytest
 from kvgen import KernelSet, Paged, Quant, Ring, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import Decoded
-from kvgen.reference.attention import Arguments, Standing, modified
-from kvgen.reference.decode import Seen, products, weighted
+from kvgen.reference.attention import Arguments, RowPosition, modified
+from kvgen.reference.decode import VisibleKeys, products, weighted
 from kvgen.schema.mask import Mask
 from kvgen.score import Score
 from tests.support.batches import PLAIN
 from tests.support.decode_steps import Step, step
-from tests.support.loud_tokens import Loud
+from tests.support.dominant_tokens import DominantToken
 from tests.support.memory import Raw
-from tests.support.tolerance import Terms, hold, hold_counts, rounder
+from tests.support.tolerance import Numerics, hold, hold_counts, rounder
 
 
 def _set(name: str, cache: Any, group: int, **fields: Any) -> KernelSet:
@@ -58,10 +58,12 @@ SETS = {
 }
 
 
-def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice: bool = False) -> tuple[Raw, Raw]:
-    """What an honest kernel makes of it, weights rounded to the type it computes in. With `change` only that row, whose
+def imitated(
+    found: Step, wanted: Decoded, change: DominantToken | None = None, *, twice: bool = False
+) -> tuple[Raw, Raw]:
+    """Output and sums of an honest kernel, weights rounded to the type it computes in. With `change` only that row, whose
     token it leaves out if it is visible (or takes `twice`), else takes."""
-    given = found.terms
+    given = found.numerics
     rounded, kind = rounder(given.compute), dtype(given.out).numpy()
     out, lse = wanted.out.copy(), wanted.lse.copy()
     for row, seen in enumerate(wanted.seen):
@@ -86,7 +88,7 @@ def imitated(found: Step, wanted: Decoded, change: Loud | None = None, *, twice:
     return out.astype(kind), lse.astype(np.float32)
 
 
-def _changed(found: Step, seen: Seen, change: Loud, twice: bool) -> Seen:
+def _changed(found: Step, seen: VisibleKeys, change: DominantToken, twice: bool) -> VisibleKeys:
     here = seen.tokens == change.token
     if change.visible and not twice:
         return replace(seen, k=seen.k[~here], v=seen.v[~here], tokens=seen.tokens[~here])
@@ -107,7 +109,7 @@ TOTALS = {name: (300, 65, 17) if name in LONGER else (129, 64, 3) for name in SE
 
 @pytest.mark.parametrize(("name", "totals"), TOTALS.items(), ids=TOTALS)
 def test_one_token_shows(name: str, totals: tuple[int, ...]) -> None:
-    """Honest results pass; each loud token that is lost, taken twice, or seen though it is hidden, fails the output alone,
+    """Honest results pass; each dominant token that is lost, taken twice, or seen though it is hidden, fails the output alone,
     and the log-sum-exp alone."""
     _one_token_shows(step(SETS[name], replace(PLAIN, totals=totals, new=(0, 0, 0), seed=sum(totals))))
 
@@ -117,12 +119,12 @@ def test_one_token_in_thousands_shows() -> None:
 
 
 def _one_token_shows(found: Step) -> None:
-    given = found.terms
+    given = found.numerics
     wanted = found.wanted()
     out, lse = imitated(found, wanted)
     hold(wanted, given, found.q, out, lse)
-    assert any(one.visible for one in found.loud)
-    for one in found.loud:
+    assert any(one.visible for one in found.dominant)
+    for one in found.dominant:
         for twice in (False, True)[: 1 + one.visible]:
             bad, bad_lse = imitated(found, wanted, one, twice=twice)
             seen = wanted.seen[one.row]
@@ -133,14 +135,14 @@ def _one_token_shows(found: Step) -> None:
 
 
 def test_where_naive_attention_is_right() -> None:
-    """Of one token and one head it may be, to the bit: honest roundings pass all the same, and no more than these."""
-    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), loud=False)
+    """With one token and one head it may be, to the bit: honest roundings pass all the same, and no more than these."""
+    found = step(ALONE, replace(PLAIN, totals=(1,), new=(0,)), dominant=False)
     found.q[...] = 1
     k, v = (
         np.full((r.heads, r.dim), value, found.q.dtype) for r, value in zip(found.scene.rows(), (0.25, 10), strict=True)
     )
     found.scene.write(0, 0, [k, v])
-    given, wanted = found.terms, found.wanted()
+    given, wanted = found.numerics, found.wanted()
     assert wanted.lse[0, 0] == 1
     for off, right in ((0, True), (2.0**-11, True), (2.0**-6, False)):
         for out, lse in ((wanted.out * (1 + off), wanted.lse), (wanted.out, wanted.lse * (1 + off))):
@@ -153,15 +155,15 @@ def test_dims_of_one_scale_are_rounded_alike() -> None:
     add up to little. Of 120 rows two are then further off than naive attention, whose other roundings undo that, and than
     independent roundings usually are. A kernel that rounds rows and weights alone passes, one of another scale fails."""
     codes, rounded = np.array([1, -1.5]), rounder("bf16")
-    given = Terms(scale=0.1, compute="bf16", out="bf16")
+    given = Numerics(scale=0.1, compute="bf16", out="bf16")
     for seed in range(120):
         rng = np.random.default_rng(seed)
         n = int(rng.choice([1, 2, 14]))
         q = rng.standard_normal((1, 1, 80)).astype(ml_dtypes.bfloat16)
         scales = rng.uniform(0.2, 1, (n, 1, 1)).astype(np.float32).astype(np.float64)
         k = scales * rng.choice(codes, (n, 1, 80)) * np.sign(q.astype(np.float64))
-        at = Standing(0, 0, np.array([0]), 1, n)
-        seen = Seen(k, k[:, :, :64], at, np.arange(n))
+        at = RowPosition(0, 0, np.array([0]), 1, n)
+        seen = VisibleKeys(k, k[:, :, :64], at, np.arange(n))
         right_out, right_lse = _attended(q[0], k)
         wanted = Decoded(right_out[None], right_lse[None], 0, (seen,))
         for factor, right in ((1, True), (1 + 2.0**-5, False)):
@@ -180,14 +182,14 @@ def _attended(q: Raw, k: Raw, rounded: Callable[[Raw], Raw] = np.asarray) -> tup
 
 
 def test_level_queries_count_tokens() -> None:
-    """Where all scores are 0, a token more or less among thousands shows in the log-sum-exp, loud or not."""
+    """Where all scores are 0, a token more or less among thousands shows in the log-sum-exp, dominant or not."""
     found = step(SETS["close_one"], replace(PLAIN, totals=(5000,), new=(0,)), level=True)
-    given = found.terms
+    given = found.numerics
     wanted = found.wanted()
     out, lse = imitated(found, wanted)
     hold(wanted, given, found.q, out, lse)
     hold_counts(wanted, given, lse)
     for twice in (False, True):
-        _, bad = imitated(found, wanted, Loud(0, 2345, 0, 0, True), twice=twice)
+        _, bad = imitated(found, wanted, DominantToken(0, 2345, 0, 0, True), twice=twice)
         with pytest.raises(AssertionError):
             hold_counts(wanted, given, bad)

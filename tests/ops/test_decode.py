@@ -29,7 +29,7 @@ DECODES = [n for n, s in RUN.items() if any(o.kind == "decode" for o in s.ops) a
 
 
 def decode_scene(which: str | KernelSet, batch: Batch, rows: int) -> tuple[Scene, Raw]:
-    """A scene with every token stored, loud where losing one would hardly show, and queries."""
+    """A scene with every token stored, dominant where losing one would hardly show, and queries."""
     kernels = ALL[which] if isinstance(which, str) else which
     counts = batch.totals if kernels.cache.lengths == "after" else [n - 1 for n in batch.totals]
     scene = Scene(kernels, batch, counts)

@@ -126,7 +126,7 @@ def test_bad_data(name: str, what: str) -> None:
     """All rows of that request are NaN, the error word says why, the others keep their bits."""
     size, results = _residual(name), []
     for spoil in (False, True):
-        found = _step(name, (size + 5, 2 * size + 3, size), loud=False)
+        found = _step(name, (size + 5, 2 * size + 3, size), dominant=False)
         for argument in found.arguments.keys() & {"valid_tokens"}:
             found.arguments[argument][...] = 3 * size
         if spoil:
@@ -180,7 +180,7 @@ def test_hidden_tokens_are_no_numbers(role: int) -> None:
     size = _residual(name)
     hidden = [*range(size, 2 * size), 2 * size + 3]
     for spoil in (False, True):
-        found = _step(name, (2 * size + 7,), loud=False)
+        found = _step(name, (2 * size + 7,), dominant=False)
         found.arguments["valid_tokens"][...] = 3 * size
         found.arguments["bias"][:, hidden] = -np.inf
         for token in hidden if spoil else ():
@@ -196,10 +196,10 @@ def test_hidden_tokens_are_no_numbers(role: int) -> None:
 def test_no_number_in_sight(name: str, role: int) -> None:
     """NaN that a request sees makes it NaN, whether in a group or in the tail, and no other."""
     size = _residual(name)
-    clean = _step(name, (size + 5, 2 * size + 3, size), loud=False)
+    clean = _step(name, (size + 5, 2 * size + 3, size), dominant=False)
     for found, tokens in (
         (clean, ()),
-        *((_step(name, (size + 5, 2 * size + 3, size), loud=False), (n,)) for n in (size + 2, 2 * size)),
+        *((_step(name, (size + 5, 2 * size + 3, size), dominant=False), (n,)) for n in (size + 2, 2 * size)),
     ):
         for token in tokens:
             _no_numbers(found.scene, role, VICTIM, token)

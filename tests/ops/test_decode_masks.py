@@ -176,7 +176,7 @@ def _forget(found: Step) -> int:
 @pytest.mark.parametrize("name", ["masks_window", "masks_chunk_window"])
 def test_a_bad_page_in_sight(name: str) -> None:
     """The oldest page that a row sees is bad: NaN, and reported at the first token that it sees there."""
-    found = step(SETS[name], _plain(name, (90, 70)), loud=False)
+    found = step(SETS[name], _plain(name, (90, 70)), dominant=False)
     first = min(int(s.tokens[0]) for s in found.wanted().seen if s is not None and s.at.b == 1)
     found.scene.tables["page_table"][1, first // found.scene.tokens] = np.array(2**31 - 1)
     _, _, wanted = found.check()
@@ -202,7 +202,7 @@ def test_valid_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["masks_tree", "masks_mask", "masks_bias", "masks_padding", "masks_everything"])
 def test_rows_that_see_nothing(name: str) -> None:
     """0 and the empty log-sum-exp, beside rows that see something."""
-    found = step(SETS[name], _plain(name, (SETS[name].ops[0].rows, 40)), loud=False)  # type: ignore[attr-defined]
+    found = step(SETS[name], _plain(name, (SETS[name].ops[0].rows, 40)), dominant=False)  # type: ignore[attr-defined]
     empty = {"tree_mask": 0, "mask": 0, "bias": -np.inf, "valid_tokens": 0}
     for argument in empty.keys() & found.arguments.keys():
         # Of a row, or, where that is a request's, of the first one.
@@ -235,7 +235,7 @@ def test_schedules_agree(name: str) -> None:
 @pytest.mark.parametrize("role", [0, 1])
 def test_a_bias_hides_what_is_nan(role: int) -> None:
     """-inf hides a token from all heads whatever its key, or its value, is."""
-    found = step(SETS["masks_bias"], _plain("masks_bias", (40,)), loud=False)
+    found = step(SETS["masks_bias"], _plain("masks_bias", (40,)), dominant=False)
     found.arguments["bias"][:, 7] = -np.inf
     rows, place = found.scene.rows()[role], found.scene.view.places(0, 0)
     assert isinstance(place, tuple)

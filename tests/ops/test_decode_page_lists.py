@@ -28,7 +28,7 @@ from tests.support.harness import (
 )
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
-from tests.support.tolerance import hold, terms
+from tests.support.tolerance import hold, numerics
 
 _CACHE: dict[str, Any] = {"dtype": "bf16", "kv_heads": 2, "head_dim": 16}
 
@@ -93,7 +93,7 @@ def check(
     taken = [name for name, is_taken in (("sinks", op.sinks), ("alibi_slopes", slopes)) if is_taken]
     if arguments is None:
         arguments = {name: scene.values(scene.kernels.q_heads).astype(np.float32) for name in taken}
-    given = terms(scene.kernels, op, arguments)
+    given = numerics(scene.kernels, op, arguments)
     out, around = rows_array(len(q), (q.shape[1], scene.rows()[1].dim), given.out, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
     how = given.oracle() | {"page_lists": lists, "page_counts": counts, "row_offsets": row_offsets}

@@ -156,7 +156,7 @@ def _plain(name: str, totals: tuple[int, ...], **fields: Any) -> Batch:
 
 @pytest.mark.parametrize("name", ["drows_one", "drows_fp8"])
 def test_thousands_of_tokens(name: str) -> None:
-    """Loud ends, and counted, beside a request of one."""
+    """Dominant ends, and counted, beside a request of one."""
     for level in (False, True):
         step(SETS[name], _plain(name, (2000, 2), seed=4), level=level).check()
 
@@ -192,7 +192,7 @@ def test_a_garbage_row_is_alone(name: str, value: float, what: str) -> None:
         if what == role:
             garbage = np.full((rows.heads, rows.dim), value).astype(found.q.dtype)
             rows.write(place.page, 69 % scene.tokens, garbage, place.scales)
-    hold(found.wanted(), found.terms, found.q, *found.run(), [row for row in range(len(found.q)) if row != last])
+    hold(found.wanted(), found.numerics, found.q, *found.run(), [row for row in range(len(found.q)) if row != last])
 
 
 # Bad data ----------------------------------------------------------------------------------------------------------------
@@ -204,12 +204,12 @@ HOSTILE = [name for name in _HOSTILE if name in RUN]
 
 def hostile_step(name: str) -> Step:
     """Three requests, the victim in the middle."""
-    return step(SETS[name], _plain(name, (40, 70, 20), seed=9), loud=False)
+    return step(SETS[name], _plain(name, (40, 70, 20), seed=9), dominant=False)
 
 
 @cache
 def served(name: str) -> tuple[Raw, Raw | None, Decoded]:
-    """What they get where nothing is wrong."""
+    """The rows' results where nothing is wrong."""
     return hostile_step(name).check()
 
 
@@ -271,7 +271,7 @@ def test_too_many_rows(name: str, counts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["drows_two", "drows_four", "drows_f32"])
 def test_bad_offsets(name: str, at: int, value: int) -> None:
     """Offsets that decrease or pass the rows: rows that they contradict each other about are NaN."""
-    found = step(SETS[name], _plain(name, (40, 70, 20, 33)), (2, 1, 2, 2), loud=False)
+    found = step(SETS[name], _plain(name, (40, 70, 20, 33)), (2, 1, 2, 2), dominant=False)
     assert found.row_offsets is not None
     found.row_offsets[at] = np.array(value, np.int64).astype(found.row_offsets.dtype)
     _, _, wanted = found.check()

@@ -117,7 +117,7 @@ def test_schedules_and_runs_agree(name: str) -> None:
 def test_chunks_are_the_whole_prompt(name: str) -> None:
     """A prompt by parts, each over what came before, is the prompt: as near as the oracle asks."""
     for done, rows in ((0, 50), (50, 1), (51, 149)):
-        step(SETS[name], plain(done + rows, seed=8), (rows,), loud=False).check()
+        step(SETS[name], plain(done + rows, seed=8), (rows,), dominant=False).check()
 
 
 @pytest.mark.parametrize("name", ["invariant", "f32", *(["fp8"] if CAMPAIGN else [])])
@@ -215,7 +215,7 @@ def test_requests_of_fewer_tokens_than_rows() -> None:
 
 def test_packed_trees_have_32_rows() -> None:
     """A request of more is faulty: its rows are NaN."""
-    found = step(SETS["tree"], plain(90, 60), (33, 32), loud=False)
+    found = step(SETS["tree"], plain(90, 60), (33, 32), dominant=False)
     found.check()
     out, _, word = found.run()
     assert np.isnan(out[:33].astype(np.float32)).all()
@@ -255,10 +255,10 @@ def test_plans_of_another_step() -> None:
 
 def test_values_that_are_no_numbers_stay_with_who_sees_them() -> None:
     """NaN and infinity in V of a token: rows before it do not change by a bit, rows that see it have it."""
-    right = step(SETS["paged"], plain(150, seed=4), (100,), loud=False)
+    right = step(SETS["paged"], plain(150, seed=4), (100,), dominant=False)
     good, _ = right.check()
     for token, value in ((149, np.nan), (100, np.inf), (60, -np.inf)):
-        found = step(SETS["paged"], plain(150, seed=4), (100,), loud=False)
+        found = step(SETS["paged"], plain(150, seed=4), (100,), dominant=False)
         key, values = (
             x.read(found.scene.view.places(0, token // 16)[i].page, token % 16)
             for i, x in enumerate(found.scene.rows())

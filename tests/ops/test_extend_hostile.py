@@ -61,7 +61,7 @@ def three(kernels: KernelSet, *, seed: int, padding: int = 0, errors: bool = Tru
         schedule=schedule,
         errors=errors,
     )
-    return step(kernels, batch, counts, loud=False)
+    return step(kernels, batch, counts, dominant=False)
 
 
 def held(found: Step, right: tuple[Raw, Raw], victims: list[int]) -> None:
@@ -144,7 +144,7 @@ def test_numbers_that_are_none(name: str) -> None:
     total, rows = (60, 32) if tree else (150, 100)
 
     def made() -> Step:
-        return step(kernels, replace(PLAIN, totals=(total, 20), new=(0, 0), seed=4), (rows, 9), loud=False)
+        return step(kernels, replace(PLAIN, totals=(total, 20), new=(0, 0), seed=4), (rows, 9), dominant=False)
 
     right = made()
     good, good_lse = right.check()

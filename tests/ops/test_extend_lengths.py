@@ -63,9 +63,9 @@ def test_left_and_graph_padding(name: str) -> None:
     """Rows before the first token see none and give 0; rows of nobody, before and behind, are 0; all others have the bits that
     they have without."""
     kernels, rows = PLAIN_ONES[name], (40, 71, 5)
-    alone = step(kernels, plain(40, 90, 30), rows, loud=False)
+    alone = step(kernels, plain(40, 90, 30), rows, dominant=False)
     right = alone.check(multiprocessors=2)
-    padded = step(kernels, plain(40, 90, 30, leading=40, padding=130), rows, loud=False)
+    padded = step(kernels, plain(40, 90, 30, leading=40, padding=130), rows, dominant=False)
     padded.q[40:-130] = alone.q
     for to, of in zip(padded.scene.tensors.values(), alone.scene.tensors.values(), strict=True):
         to[0].memory[...] = of[0].memory
@@ -97,6 +97,6 @@ def test_chunks_are_the_whole_prompt(name: str, parts: tuple[int, ...]) -> None:
     """A prompt by parts, each over what came before, is the prompt: as near as the oracle asks of both."""
     done = 0
     for rows in parts:
-        step(KERNELS[name], plain(done + rows, seed=8), (rows,), loud=False).check()
+        step(KERNELS[name], plain(done + rows, seed=8), (rows,), dominant=False).check()
         done += rows
-    step(KERNELS[name], plain(done, seed=8), (done,), loud=False).check()
+    step(KERNELS[name], plain(done, seed=8), (done,), dominant=False).check()

@@ -57,7 +57,7 @@ def tile_of(kernels: KernelSet) -> int:
 
 
 def plan_of(kernels: KernelSet, totals: tuple[int, ...], rows: tuple[int, ...], multiprocessors: int) -> PlannedTiles:
-    found = step(kernels, replace(PLAIN, totals=totals, new=(0,) * len(totals)), rows, loud=False)
+    found = step(kernels, replace(PLAIN, totals=totals, new=(0,) * len(totals)), rows, dominant=False)
     workspace = found.planned(multiprocessors=multiprocessors)
     return tiles_in(np.asarray(workspace.view.owner), workspace.sizes, kernels, fit_of(kernels).division.columns)
 

@@ -13,29 +13,32 @@ from kvgen.errors import DeviceError
 from tests.support.batches import PLAIN
 from tests.support.extend_sets import SETS
 from tests.support.extend_steps import step
-from tests.support.left_out import LeftOut
+from tests.support.missing_sync import MissingSync
 
 MERGE: Final = "device/attention/merge.cuh"
-QUERY: Final = LeftOut(
+QUERY: Final = MissingSync(
     "__syncthreads_or(tokens_now != chunk.tokens)", "race uninitialised", "tokens_now != chunk.tokens"
 )
 # By a set whose kernel has it: Q in registers or in shared memory, scales that are expanded, chunks that a block adds up.
-WITHOUT: Final[dict[str, tuple[str, LeftOut]]] = {
+WITHOUT: Final[dict[str, tuple[str, MissingSync]]] = {
     "Q of all warps": ("paged", QUERY),
     "Q of all warps in shared memory": ("int4", QUERY),
-    "Q in registers": ("paged", LeftOut("__syncthreads();  // tiles take the place of Q", "race in_flight")),
-    "zeros before copies": ("dims", LeftOut("__syncthreads();", "race in_flight", which=1)),
-    "commit": ("paged", LeftOut("cp_async_commit();", "in_flight race")),
-    "copies of a tile": ("paged", LeftOut("cp_async_wait<kStages - 2>();", "in_flight")),
-    "copies of the tile before": ("paged", LeftOut("wait<kStages - 2>();", "in_flight", "wait<kStages - 1>();")),
-    "copies of all threads": ("paged", LeftOut("__syncthreads();  // the other threads' have", "race in_flight uninitialised")),
-    "expanded scales": ("int4", LeftOut("__syncthreads();  // the tile's scales", "race uninitialised")),
-    "copies of a request that is stale": ("int4", LeftOut("cp_async_wait<0>();", "in_flight")),
-    "the ring before sums": ("paged", LeftOut("failed = __syncthreads_or(failed);", "race in_flight")),
-    "sums of all warps": ("paged", LeftOut("    __syncthreads();\n", "race uninitialised", which=-1)),
-    "the ring after sums": ("invariant", LeftOut("__syncthreads();  // the ring is free again", "race in_flight")),
-    "sums of all threads": ("paged", LeftOut("  __syncthreads();", "race", path=MERGE)),
-    "who is last": ("paged", LeftOut("atom.add.acq_rel.gpu", "race", "atom.add.relaxed.gpu", path=MERGE)),
+    "Q in registers": ("paged", MissingSync("__syncthreads();  // tiles take the place of Q", "race in_flight")),
+    "zeros before copies": ("dims", MissingSync("__syncthreads();", "race in_flight", which=1)),
+    "commit": ("paged", MissingSync("cp_async_commit();", "in_flight race")),
+    "copies of a tile": ("paged", MissingSync("cp_async_wait<kStages - 2>();", "in_flight")),
+    "copies of the tile before": ("paged", MissingSync("wait<kStages - 2>();", "in_flight", "wait<kStages - 1>();")),
+    "copies of all threads": (
+        "paged",
+        MissingSync("__syncthreads();  // the other threads' have", "race in_flight uninitialised"),
+    ),
+    "expanded scales": ("int4", MissingSync("__syncthreads();  // the tile's scales", "race uninitialised")),
+    "copies of a request that is stale": ("int4", MissingSync("cp_async_wait<0>();", "in_flight")),
+    "the ring before sums": ("paged", MissingSync("failed = __syncthreads_or(failed);", "race in_flight")),
+    "sums of all warps": ("paged", MissingSync("    __syncthreads();\n", "race uninitialised", which=-1)),
+    "the ring after sums": ("invariant", MissingSync("__syncthreads();  // the ring is free again", "race in_flight")),
+    "sums of all threads": ("paged", MissingSync("  __syncthreads();", "race", path=MERGE)),
+    "who is last": ("paged", MissingSync("atom.add.acq_rel.gpu", "race", "atom.add.relaxed.gpu", path=MERGE)),
 }  # fmt: skip
 SOME: Final = ("copies of the tile before", "the ring before sums", "expanded scales")
 

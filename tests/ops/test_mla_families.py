@@ -25,7 +25,7 @@ from kvgen.schema.loader import LoadedSet
 from tests.support.batches import PLAIN
 from tests.support.call_tables import calls
 from tests.support.harness import Run, offsets_of, on_machine, package
-from tests.support.latent_steps import SCALE, Rows, call, latent_scene, op_of, terms
+from tests.support.latent_steps import SCALE, Rows, call, latent_scene, numerics, op_of
 from tests.support.launching import NotingDriver
 from tests.support.memory import rows_array
 from tests.support.tolerance import hold
@@ -62,7 +62,7 @@ SHIPPED: dict[str, dict[str, tuple[int, tuple[int, int, int]]]] = {
 def test_a_plan_is_its_family_s_alone(name: str) -> None:
     """Requests of one token to several chunks: each kernel takes the plan of its own planner, and is right; of the other one's it
     makes NaN of every row, and reports it."""
-    kernels, given = SETS[name], terms(SETS[name])
+    kernels, given = SETS[name], numerics(SETS[name])
     op, generated = op_of(kernels), package(kernels)
     counts = [op.rows, 1, op.rows, 1]
     batch = replace(PLAIN, arch="sm_80", totals=(400, 1, 97, 64), new=(0,) * 4, fill="nan", schedule=7)

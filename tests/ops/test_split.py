@@ -12,8 +12,8 @@ import pytest
 
 from kvgen import CSR, Continuous, KernelSet, Layout, Paged, Quant, Ring, ops, presets
 from kvgen.reference import Decoded
-from kvgen.reference.attention import Standing
-from kvgen.reference.decode import Seen, attend
+from kvgen.reference.attention import RowPosition
+from kvgen.reference.decode import VisibleKeys, attend
 from kvgen.runtime import Fault, describe
 from kvgen.runtime.workspace import Workspace
 from tests.support import split_list
@@ -295,7 +295,7 @@ def test_bits_do_not_depend_on_the_batch(name: str) -> None:
 
 
 def _table(found: Step) -> Any:
-    """What makes the page table of some of a step's requests."""
+    """A function from some of a step's requests to their page table."""
     tables = found.scene.tables
     if "page_table" in tables:
         matrix = tables["page_table"].copy()
@@ -344,8 +344,8 @@ def large(name: str, op: str, totals: Sequence[int]) -> tuple[Step, Decoded]:
             out, lse = attend(q[b * spec.rows + i].astype(np.float64), k[:n], v[:n], scene.scale)
             outs.append(out)
             sums.append(lse)
-            at = Standing(b, b * spec.rows, np.array([i]), spec.rows, total)
-            seen.append(Seen(k[:n], v[:n], at, np.arange(n)))
+            at = RowPosition(b, b * spec.rows, np.array([i]), spec.rows, total)
+            seen.append(VisibleKeys(k[:n], v[:n], at, np.arange(n)))
     wanted = Decoded(np.stack(outs), np.stack(sums), 0, tuple(seen))
     return Step(scene, spec, (spec.rows,) * len(totals), q, None, {}, []), wanted
 
@@ -369,7 +369,7 @@ def test_more_chunks_than_one_merge_takes(name: str, op: str) -> None:
     # The second group is complete before the first: whoever merges too early finds no results of an earlier run.
     found.scene.batch = replace(found.scene.batch, schedule="descending")
     right = found.run(workspace=workspace)
-    hold(wanted, found.terms, found.q, *right)
+    hold(wanted, found.numerics, found.q, *right)
     clean(found, workspace)
 
     tables, rows = found.scene.tables, found.op.rows
@@ -395,4 +395,4 @@ def test_one_long_request_beside_many_short_ones(name: str) -> None:
     found, wanted = large(name, "decode", (rows,) * 20 + (9_011,) + (rows,) * 11)
     workspace = planned(found)
     assert listed(found, workspace).chunks["num_chunks"].max() >= max(2, workspace.sizes["num_sm_parts"] // 2 - 1)
-    hold(wanted, found.terms, found.q, *found.run(workspace=workspace))
+    hold(wanted, found.numerics, found.q, *found.run(workspace=workspace))

@@ -199,7 +199,7 @@ def test_frequencies_by_hand() -> None:
 
 @pytest.mark.parametrize("dims", [0, -2, 7])
 def test_odd_dims_are_refused(dims: int) -> None:
-    with pytest.raises(ValueError, match=f"dims: got {dims}; elements turn in pairs; give an even number from 2"):
+    with pytest.raises(ValueError, match=f"dims: got {dims}; elements rotate in pairs; give an even number from 2"):
         inverse_frequencies(Rope(style="neox", theta=1e4), dims)
 
 

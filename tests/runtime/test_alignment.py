@@ -11,7 +11,7 @@ import pytest
 from kvgen.errors import ArgumentError
 from kvgen.runtime.arrays import ArrayView, itemsize
 from tests.support.call_tables import SETS, Memory, calls, free_axes, module, where, with_pointer, with_stride
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 pytestmark = pytest.mark.usefixtures("unlaunched")
 
@@ -27,7 +27,7 @@ def refused(action: Callable[[], Any], name: str, by: int, least: int) -> None:
     assert int(found[3]) >= least, text
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_right_calls(name: str) -> None:
     """The calls that the other tests spoil are right ones, and there are arrays in them."""
     found = list(calls(name))
@@ -36,7 +36,7 @@ def test_right_calls(name: str) -> None:
     assert found and all(call.arrays for _, call in found if call.kernel.params)
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_arguments(name: str) -> None:
     """One byte, and half an access, past where they may begin; bytes may begin anywhere."""
     for label, call in calls(name):
@@ -52,7 +52,7 @@ def test_arguments(name: str) -> None:
         call.bind()
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_rows(name: str) -> None:
     """A row that begins where no access may: a stride of one element more."""
     for _, call in calls(name):
@@ -77,7 +77,7 @@ def _spoilt(arrays: dict[str, Any], of: Callable[[ArrayView], ArrayView]) -> lis
     return found
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_caches(name: str) -> None:
     """Pools, scales, tables and lengths of every cache of the set, and of pages without a table."""
     found = module(name)

@@ -15,8 +15,8 @@ from kvgen.runtime.overlap import Footprint, overlap, spans_of
 from kvgen.runtime.page_pool import BasePages
 from tests.support.call_tables import DEVICE, SETS, Call, calls, free_axes, where, with_pointer, with_stride
 from tests.support.calls import Call as SmallCall
+from tests.support.each_case import each_case
 from tests.support.launching import zeros
-from tests.support.over import over
 
 pytestmark = pytest.mark.usefixtures("unlaunched")
 
@@ -43,7 +43,7 @@ def in_place(spec: Array, other: Array, given: ArrayView, held: ArrayView) -> li
     return [given._replace(pointer=held.pointer, strides=(held.strides[0], *given.strides[1:]))]
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_arguments(name: str) -> None:
     """One of the two written: refused, at the same address and one element further, unless it is declared to work in place."""
     for label, call in calls(name):
@@ -75,7 +75,7 @@ def test_arguments(name: str) -> None:
         call.bind()
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_the_caches_memory(name: str) -> None:
     """Arrays in pools, scales, tables and lengths: refused where either is written, taken where both are read."""
     for _, call in calls(name):
@@ -95,7 +95,7 @@ def test_the_caches_memory(name: str) -> None:
             call.arguments[spec.name] = with_pointer(given, before.pointer)
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_memory_that_other_arguments_lead_to(name: str) -> None:
     """Another cache, or pages of another pool, in the cache's own memory; and the arrays of the call in those."""
     for _, call in calls(name):
@@ -130,7 +130,7 @@ def test_memory_that_other_arguments_lead_to(name: str) -> None:
             call.pools = pools
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_inside_a_cache(name: str) -> None:
     """Two of its own arrays in one place: an error in calls that write to one of them, and no other."""
     for label, call in calls(name):
@@ -152,7 +152,7 @@ def test_inside_a_cache(name: str) -> None:
         call.bind()
 
 
-@over("name", SETS)
+@each_case("name", SETS)
 def test_an_array_in_itself(name: str) -> None:
     """Rows that are written and share a place: zero strides, as of broadcast_to, and strides shorter than a row."""
     for _, call in calls(name):

@@ -135,7 +135,7 @@ def test_the_page_s_programs(tmp_path: Path) -> None:
 
 
 def test_a_project_s_folder_has_its_launchers(folder: Path) -> None:
-    """What `kvgen compile -o` writes is what `kvgen build` would, and every kernel of the set is in its digest."""
+    """The text that `kvgen compile -o` writes is what `kvgen build` would, and every kernel of the set is in its digest."""
     module = kvgen.load("small", cubins=folder)
     assert repr(module.decode) == "small.decode" and module.append.KERNEL.module.arch == ("sm_80", "sm_90a")
     assert {f for f, _ in module._MODULE.kernels} == {f"{k}.cu" for k in ("append", "gather", "decode")}
@@ -160,7 +160,7 @@ def test_a_folder_serves_every_number_of_gpus(folder: Path, monkeypatch: pytest.
 
 
 def test_the_digest_is_of_launchers_and_texts(folder: Path, tmp_path: Path) -> None:
-    """The same spec gives the same digest wherever and for whatever it is compiled; another spec another one."""
+    """One spec gives the same digest wherever and for whatever it is compiled; another spec another one."""
     (ahead,) = (each for each in read_folder(folder).sets if each.set == "ahead")
     again = kvgen.compile_ahead(tmp_path / "a", SPEC, name="ahead", arch=["sm_90a"])
     other = kvgen.compile_ahead(tmp_path / "b", OTHER, name="ahead", arch=["sm_90a"])
@@ -188,7 +188,7 @@ def test_a_kernel_with_a_file_for_an_architecture(tmp_path: Path) -> None:
     ]
     assert {entry.entry for entry in found.entries} == {"two_mla_decode"}
     (each,) = read_folder(tmp_path).sets
-    assert each.elsewhere == {"mla_decode": {"sm_90a": "mla_decode_sm_90a"}} and len(each.kernels) == 2
+    assert each.by_arch == {"mla_decode": {"sm_90a": "mla_decode_sm_90a"}} and len(each.kernels) == 2
     module = kvgen.load("two", cubins=tmp_path)
     assert module._MODULE.arch == ("sm_80", "sm_90a")
     kernel = module.mla_decode.KERNEL

@@ -16,6 +16,7 @@ from kvgen.ops import Decode, Extend
 from kvgen.reference import Decoded, decode
 from kvgen.schema.mask import TREE_ROWS
 from tests.support.batches import OPEN_TOKENS, Batch
+from tests.support.dominant_tokens import DominantToken, raise_edges
 from tests.support.harness import (
     Run,
     brought_by,
@@ -26,10 +27,9 @@ from tests.support.harness import (
     offsets_of,
     planned,
 )
-from tests.support.loud_tokens import Loud, raise_edges
 from tests.support.memory import Raw, rows_array
 from tests.support.scenes import Scene
-from tests.support.tolerance import Terms, hold_counts, terms
+from tests.support.tolerance import Numerics, hold_counts, numerics
 
 
 @dataclass
@@ -42,17 +42,19 @@ class Step:
     q: Raw
     row_offsets: Raw | None
     arguments: dict[str, Any]
-    loud: list[Loud]
+    dominant: list[DominantToken]
     level: bool = False
 
     @property
-    def terms(self) -> Terms:
-        """What the oracle has to compute."""
-        return terms(self.scene.kernels, self.op, self.arguments)
+    def numerics(self) -> Numerics:
+        """The numerics that the oracle computes in."""
+        return numerics(self.scene.kernels, self.op, self.arguments)
 
     def wanted(self) -> Decoded:
-        """What the oracle makes of it."""
-        return decode(self.scene.view, self.scene.rows(), self.q, row_offsets=self.row_offsets, **self.terms.oracle())
+        """The oracle's result."""
+        return decode(
+            self.scene.view, self.scene.rows(), self.q, row_offsets=self.row_offsets, **self.numerics.oracle()
+        )
 
     def check(self, *, lse: bool = True, workspace: Any = None) -> tuple[Raw, Raw | None, Decoded]:
         """Run it and hold out, lse, the error word and all memory to the oracle; with a workspace planned
@@ -67,13 +69,13 @@ class Step:
             workspace=workspace,
         )
         if self.level and found[1] is not None and self.op.score is None and self.op.sinks is None:
-            hold_counts(found[2], self.terms, found[1])
+            hold_counts(found[2], self.numerics, found[1])
         return found
 
     def run(self, *, workspace: Any = None) -> tuple[Raw, Raw]:
         """Run it; out and log-sum-exp as they come, for what the oracle cannot say."""
         shape = (len(self.q), self.q.shape[1])
-        out = np.zeros((*shape, self.scene.cache.v_dim), dtype(self.terms.out).numpy())
+        out = np.zeros((*shape, self.scene.cache.v_dim), dtype(self.numerics.out).numpy())
         lse = np.zeros(shape, np.float32)
         brought = brought_by(self.scene, self.op.name, self.q, self.arguments, self.row_offsets, workspace)
         Run(self.scene, self.op.name, launcher(self.scene, self.op.name), q=self.q, out=out, lse=lse, **brought)
@@ -99,7 +101,7 @@ def step(
     *,
     op: str = "decode",
     offsets: bool = True,
-    loud: bool = True,
+    dominant: bool = True,
     level: bool = False,
 ) -> Step:
     """A scene whose request b holds batch.totals[b] tokens, counts[b] of them (by default as many as there can be) this
@@ -125,8 +127,8 @@ def step(
     found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), [], level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
-    if loud and not level:
-        found.loud = raise_edges(scene, q, totals, rows=ranges, given=found.terms)
+    if dominant and not level:
+        found.dominant = raise_edges(scene, q, totals, rows=ranges, given=found.numerics)
     return found
 
 

@@ -15,11 +15,11 @@ from kvgen.ops import Extend
 from kvgen.reference import Extended, extend
 from tests.support.batches import OPEN_TOKENS, PLAIN, Batch, capacity
 from tests.support.decode_steps import arguments_of
+from tests.support.dominant_tokens import raise_edges
 from tests.support.harness import Run, hold_untouched, index_name, launcher, offsets_of, planned, surroundings
-from tests.support.loud_tokens import raise_edges
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
-from tests.support.tolerance import Terms, hold, hold_counts, terms
+from tests.support.tolerance import Numerics, hold, hold_counts, numerics
 
 
 @dataclass
@@ -35,13 +35,13 @@ class Step:
     level: bool = False
 
     @property
-    def terms(self) -> Terms:
-        """What the oracle has to compute."""
-        return terms(self.scene.kernels, self.op, self.arguments)
+    def numerics(self) -> Numerics:
+        """The numerics that the oracle computes in."""
+        return numerics(self.scene.kernels, self.op, self.arguments)
 
     def wanted(self) -> Extended:
-        """What the oracle makes of it."""
-        given = {name: value for name, value in self.terms.oracle().items() if name != "rows"}
+        """The oracle's result."""
+        given = {name: value for name, value in self.numerics.oracle().items() if name != "rows"}
         most = 32 if self.op.mask.tree == "packed" else 2**31
         rows = self.scene.rows()
         return extend(self.scene.view, rows, self.q, row_offsets=self.row_offsets, most_rows=most, **given)
@@ -51,7 +51,7 @@ class Step:
     ) -> tuple[Raw, Raw, int]:
         """Run it, with a workspace planned here where none is given: out, log-sum-exp and the error word. Nothing beside them
         is written."""
-        shape, element = (len(self.q), self.q.shape[1]), self.terms.out
+        shape, element = (len(self.q), self.q.shape[1]), self.numerics.out
         out, around = rows_array(
             len(self.q), (self.q.shape[1], self.scene.cache.v_dim), element, strided=self.scene.batch.strided
         )
@@ -81,11 +81,11 @@ class Step:
         excused = np.isnan(out.astype(np.float32)).all(axis=2) & wanted.doubtful[:, None]
         assert lse is None or np.isnan(lse[excused]).all()
         out = np.where(excused[:, :, None], wanted.out, out.astype(np.float64))
-        hold(wanted, self.terms, self.q, out, None if lse is None else np.where(excused, wanted.lse, lse))
+        hold(wanted, self.numerics, self.q, out, None if lse is None else np.where(excused, wanted.lse, lse))
         if self.scene.batch.errors:
             assert word == wanted.errors
         if self.level and lse is not None and self.op.score is None and self.op.sinks is None:
-            hold_counts(wanted, self.terms, lse)
+            hold_counts(wanted, self.numerics, lse)
 
     def planned(self, more: int = 1, multiprocessors: int | None = None) -> Any:
         """A workspace of garbage, then planned for this step; for `more` rows more than needed."""
@@ -112,7 +112,7 @@ def step(
     *,
     op: str = "extend",
     offsets: bool = True,
-    loud: bool = True,
+    dominant: bool = True,
     level: bool = False,
 ) -> Step:
     """A scene whose request b holds batch.totals[b] tokens, the last counts[b] of them this step's, and a row of q each;
@@ -140,9 +140,9 @@ def step(
     found = Step(scene, spec, counts, q, None, arguments_of(scene, spec, ranges, rows), level)
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
-    if loud and not level:
-        # Of many rows the last ones: the more tokens are loud, the less each one weighs.
-        raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.terms)
+    if dominant and not level:
+        # Of many rows the last ones: the more tokens are dominant, the less each one weighs.
+        raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.numerics)
     return found
 
 
@@ -154,7 +154,7 @@ def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int,
     def scene(rows: int, others: tuple[int, ...]) -> Step:
         totals = (total, *others)
         batch = replace(PLAIN, totals=totals, new=(0,) * len(totals), seed=6, padding=len(others))
-        found = step(kernels, batch, (rows, *others), loud=False)
+        found = step(kernels, batch, (rows, *others), dominant=False)
         tokens, roles = np.random.default_rng(11), found.scene.rows()
         for token in range(total):  # the same ones in every scene
             found.scene.write(0, token, [tokens.standard_normal((x.heads, x.dim)).astype(found.q.dtype) for x in roles])

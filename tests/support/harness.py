@@ -30,13 +30,13 @@ from kvgen.runtime import describe
 from kvgen.runtime.cpu import machine
 from kvgen.schema.loader import LoadedSet
 from tests.support.batches import Batch
-from tests.support.loud_tokens import raise_edges as raise_edges
+from tests.support.dominant_tokens import raise_edges as raise_edges
 from tests.support.memory import CANARY, Bytes, Raw, rows_array
 from tests.support.scenes import Memory, Scene
 from tests.support.sets import ALL, archs_of
 from tests.support.tolerance import HALF_ULP as HALF_ULP
 from tests.support.tolerance import bounds as bounds
-from tests.support.tolerance import hold, terms
+from tests.support.tolerance import hold, numerics
 
 PACKAGE = "kvgen_operation_tests"
 
@@ -231,7 +231,7 @@ def check_gather(scene: Scene, rows: int, *, row_offsets: Raw | Runs, starts: Ra
 
 
 def _same_values(out: Raw, right: Raw, role: Rows) -> None:
-    """The same bits; where codes and scales make a NaN, any NaN."""
+    """Fail unless both have the same bits; where codes and scales make a NaN, any NaN."""
     bits = np.dtype(f"u{out.itemsize}")
     found, wanted = (np.ascontiguousarray(x).view(bits) for x in (out, right))
     begin = 0
@@ -259,7 +259,7 @@ def check_decode(
     `arguments` are what the operation's mask, score and sinks take; `workspace` is planned with the same offsets (None: it is
     planned here, if the operation takes one).
     """
-    given = terms(scene.kernels, decode_of(scene.kernels, op), arguments)
+    given = numerics(scene.kernels, decode_of(scene.kernels, op), arguments)
     out, around = rows_array(len(q), (q.shape[1], scene.rows()[1].dim), given.out, strided=scene.batch.strided)
     sums, sums_around = rows_array(len(q), (q.shape[1],), "f32", strided=False)
     wanted = decode(scene.view, scene.rows(), q, row_offsets=row_offsets, **given.oracle())
@@ -277,7 +277,7 @@ def check_decode(
 def brought_by(
     scene: Scene, op: str, q: Raw, arguments: Mapping[str, Any], row_offsets: Raw | None, workspace: Any = None
 ) -> dict[str, Any]:
-    """What a decode's launcher takes besides q, out and lse: a planned workspace knows offsets and valid tokens already."""
+    """Arguments of a decode's launcher besides q, out and lse: a planned workspace knows offsets and valid tokens already."""
     if decode_of(scene.kernels, op).split == "none":
         return dict(arguments) | {"row_offsets": row_offsets}
     if workspace is None:
@@ -292,7 +292,7 @@ def decode_of(kernels: KernelSet, name: str = "decode") -> Decode:
 
 def hold_to(wanted: Decoded, scene: Scene, q: Raw, out: Raw, lse: Raw | None, op: str = "decode") -> None:
     """Every row of out and lse of a decode without arguments of its own against the oracle."""
-    hold(wanted, terms(scene.kernels, decode_of(scene.kernels, op)), q, out, lse)
+    hold(wanted, numerics(scene.kernels, decode_of(scene.kernels, op)), q, out, lse)
 
 
 def surroundings(array: Raw, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""What the tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
+"""Parts that tests of mla_decode share: sets of latent caches, scenes with dominant tokens, and calls held to the oracle."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.harness import Run, hold_untouched, launcher, on_machine, pac
 from tests.support.memory import CANARY, Raw, rows_array
 from tests.support.scenes import Scene
 from tests.support.sets import archs_of
-from tests.support.tolerance import Terms, hold
+from tests.support.tolerance import Numerics, hold
 
 SCALE = 192**-0.5
 TILES = (32, 64)  # tokens
-LOUD = 3.9  # see tests.support.loud_tokens
+DOMINANT = 3.9  # see tests.support.dominant_tokens
 
 
 def latent_set(name: str, cache: Cache, heads: int, **fields: Any) -> KernelSet:
@@ -102,11 +102,11 @@ def op_of(kernels: KernelSet) -> MlaDecode:
     return op
 
 
-def terms(kernels: KernelSet, sinks: Raw | None = None) -> Terms:
-    """What it computes, as tests.support.tolerance takes it."""
+def numerics(kernels: KernelSet, sinks: Raw | None = None) -> Numerics:
+    """Numerics of mla_decode, as tests.support.tolerance takes them."""
     op = op_of(kernels)
     kind = kernels.cache.dtype
-    return Terms(
+    return Numerics(
         op.scale or 0.0,
         kind,
         op.out_dtype or kind,
@@ -155,7 +155,7 @@ def steps(draw: Any, kernels: KernelSet) -> tuple[Batch, list[Rows], int, bool]:
 
 
 def latent_scene(kernels: KernelSet, batch: Batch, of: Sequence[Rows], total: int) -> tuple[Scene, Raw]:
-    """A scene with every token stored, `total` rows of q, and loud tokens: where pages and tiles begin and end, and those
+    """A scene with every token stored, `total` rows of q, and dominant tokens: where pages and tiles begin and end, and those
     around the last one that a row sees."""
     counts = list(batch.totals)
     if kernels.cache.lengths == "before":
@@ -179,15 +179,15 @@ def latent_scene(kernels: KernelSet, batch: Batch, of: Sequence[Rows], total: in
         edges |= set(scene.rng.permutation(around)[:5].tolist())
         for token in sorted(e for e in edges if first <= e < n):
             row = int(scene.rng.integers(rows.begin, rows.end))
-            scene.write(rows.b, token, [loud(scene, q[row, scene.rng.integers(kernels.q_heads)])])
+            scene.write(rows.b, token, [dominant_row(scene, q[row, scene.rng.integers(kernels.q_heads)])])
     return scene, q
 
 
-def loud(scene: Scene, towards: Raw) -> Raw:
-    """A row `[1, head_dim]` with large values and a score of LOUD for this query."""
+def dominant_row(scene: Scene, towards: Raw) -> Raw:
+    """A row `[1, head_dim]` with large values and a score of DOMINANT for this query."""
     along = towards.astype(np.float64)
     value = 3 * np.sign(scene.rng.standard_normal(len(along)))
-    value += along * (LOUD / SCALE - value @ along) / (along @ along)
+    value += along * (DOMINANT / SCALE - value @ along) / (along @ along)
     kind: Raw = value.astype(towards.dtype)
     return kind[None]
 
@@ -223,7 +223,7 @@ def call(
 
     `others` are the scenes of its other caches, by the names of its sources.
     """
-    kernels, given = scene.kernels, terms(scene.kernels, arguments.get("sinks"))
+    kernels, given = scene.kernels, numerics(scene.kernels, arguments.get("sinks"))
     op = op_of(kernels)
     assert isinstance(kernels.cache, Latent)
     width = (kernels.q_heads, kernels.cache.latent_part)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvgen import KernelSet
 from kvgen.lowering.attention.split_kv import LEAST_TILES, OVERHEAD
 from kvgen.reference import TableView
-from kvgen.reference.attention import Arguments, Standing, span
+from kvgen.reference.attention import Arguments, RowPosition, span
 from kvgen.reference.tables import LIMIT, bad_total, request_of_row
 from kvgen.runtime.faults import Fault
 from kvgen.runtime.workspace import Workspace
@@ -175,7 +175,7 @@ def _span(view: TableView, b: int, row: int, rows: int, mask: Any, arguments: di
     length = view.length(b)
     tokens = LIMIT if length is None else min(LIMIT, length + (rows if view.cache.lengths == "before" else 0))
     whole = Span(b, row, rows, tokens, 0, 0)
-    seen = span(mask, Standing(b, row, np.arange(rows), rows, tokens), Arguments(arguments, 1, 1))
+    seen = span(mask, RowPosition(b, row, np.arange(rows), rows, tokens), Arguments(arguments, 1, 1))
     if tokens == LIMIT or seen is None or not view.holds(b, tokens):
         return replace(whole, fault=Fault.LENGTH)
     return replace(whole, begin=max(seen[0], view.first_token(tokens)), end=seen[1])

@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 
 from kvgen.cases.closeness import HALF_ULP as HALF_ULP
 from kvgen.cases.closeness import TINY as TINY
-from kvgen.cases.closeness import Terms as Terms
+from kvgen.cases.closeness import Numerics as Numerics
 from kvgen.cases.closeness import bounds as bounds
 from kvgen.cases.closeness import limits as limits
+from kvgen.cases.closeness import numerics as numerics
 from kvgen.cases.closeness import rounder as rounder
-from kvgen.cases.closeness import terms as terms
 from kvgen.reference import Decoded
 
 Raw = NDArray[Any]
 
 
-def hold(wanted: Decoded, given: Terms, q: Raw, out: Raw, lse: Raw | None, rows: Iterable[int] | None = None) -> float:
+def hold(
+    wanted: Decoded, given: Numerics, q: Raw, out: Raw, lse: Raw | None, rows: Iterable[int] | None = None
+) -> float:
     """Every row (or those of `rows`) of out and lse against the oracle: NaN where it has NaN, exactly 0 and the empty
     log-sum-exp where it saw nothing, else within the rule. Returns the largest share of what is allowed."""
     values, share = out.astype(np.float64), 0.0
@@ -50,7 +52,7 @@ def hold(wanted: Decoded, given: Terms, q: Raw, out: Raw, lse: Raw | None, rows:
     return share
 
 
-def hold_counts(wanted: Decoded, given: Terms, lse: Raw) -> None:
+def hold_counts(wanted: Decoded, given: Numerics, lse: Raw) -> None:
     """Where all scores are 0 and there are no sinks, sums are counts of tokens, exact in f32: so is the log-sum-exp, nearly."""
     assert given.score is None and given.sinks is None
     for row, seen in enumerate(wanted.seen):

@@ -14,9 +14,9 @@ import pytest
 import kvgen
 from kvgen import CSR, KernelSet, Paged, Quant, ops
 from kvgen.cases.append import AppendCases
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.decode import DecodeCases
 from kvgen.cases.gather import GatherCases
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import Scene
 from kvgen.cases.workload import Workload
@@ -201,11 +201,11 @@ def test_every_changed_byte_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
     """An oracle that leaves one bit otherwise, wherever."""
     real = GatherCases.compare
 
-    def other(cases: GatherCases, judged: Judged) -> int:
-        word = real(cases, judged)
+    def other(cases: GatherCases, comparison: Comparison) -> int:
+        word = real(cases, comparison)
         if name == "errors":
             return word ^ (2**64 - 1 ^ 0x0101)
-        judged.wanted.flat()[name].reshape(-1).view(np.uint8)[5] ^= 0x10
+        comparison.wanted.flat()[name].reshape(-1).view(np.uint8)[5] ^= 0x10
         return word
 
     monkeypatch.setattr(GatherCases, "compare", other)
@@ -223,10 +223,10 @@ def test_numbers_that_are_too_far_off_are_found(op: str, monkeypatch: pytest.Mon
     cases_type: Any = {"decode": DecodeCases, "append": AppendCases}[op]
     real = cases_type.compare
 
-    def other(cases: Any, judged: Judged) -> int:
-        array = {"decode": lambda: judged.got.arrays["out"], "append": lambda: judged.got.arrays["q_out"]}[op]()
+    def other(cases: Any, comparison: Comparison) -> int:
+        array = {"decode": lambda: comparison.got.arrays["out"], "append": lambda: comparison.got.arrays["q_out"]}[op]()
         array[0, 0, 0] += np.asarray(0.125).astype(array.dtype)
-        return real(cases, judged)
+        return real(cases, comparison)
 
     monkeypatch.setattr(cases_type, "compare", other)
     with verifier(name) as v:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kvgen.cases import attention, indexer_scores
+from kvgen.cases.comparison import Comparison
 from kvgen.cases.contents import Case
-from kvgen.cases.judged import Judged
 from kvgen.cases.operation import cases_of
 from kvgen.cli.project import generated
 from kvgen.reference import Decoded, Scored
@@ -44,11 +44,11 @@ class Ideal:
     def asked(self) -> Any:
         """Keeps what oracles compare with, in place of comparing."""
 
-        def attended(j: Judged, wanted: Decoded, given: Any, heads: Any = None) -> int:
+        def attended(j: Comparison, wanted: Decoded, given: Any, heads: Any = None) -> int:
             self.found.append((wanted, heads))
             return wanted.errors
 
-        def held(j: Judged, name: str, wanted: Scored, *, fill: bool) -> int:
+        def held(j: Comparison, name: str, wanted: Scored, *, fill: bool) -> int:
             self.found.append((name, wanted))
             return wanted.errors
 
@@ -61,7 +61,7 @@ class Ideal:
         self.found.clear()
         left = case.before.copy()
         with self.asked():
-            word = cases_of(case.call.op).compare(Judged(case, case.before.copy(), left))
+            word = cases_of(case.call.op).compare(Comparison(case, case.before.copy(), left))
         left.arrays["errors"][0] = word
         for first, second in self.found:
             if isinstance(first, Decoded):

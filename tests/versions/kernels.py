@@ -20,7 +20,7 @@ import numpy as np
 
 from kvgen import KernelSet
 from kvgen.codegen.emit import File, kernel_files, load_and_render, render_device, render_set, units_of
-from kvgen.compile import Arch, Job, Kind, Unit, compile_many, default_cache
+from kvgen.compile import Arch, ImageKind, Job, Unit, compile_many, default_cache
 from kvgen.compile.flatten import flatten
 from kvgen.compile.nvrtc import nvrtc_version
 from kvgen.config import find_config
@@ -30,7 +30,7 @@ from kvgen.schema.loader import LoadedSet
 
 # What versions of NVRTC differ in, a kernel or two each: bodies of generic lambdas (pages, held row offsets, copies of extend's
 # tiles), wgmma, narrow floats, and the families of architectures. All are in generated/. PTX where the assembler takes longest.
-HANDFUL: Final[tuple[tuple[str, Arch, Kind], ...]] = (
+HANDFUL: Final[tuple[tuple[str, Arch, ImageKind], ...]] = (
     ("state_qwen3_next/copy_pages", "sm_90a", "cubin"),
     ("state_qwen3_next/zero_pages", "sm_80", "cubin"),
     ("deepseek_v41_flash_c2/remap_indices", "sm_90a", "cubin"),

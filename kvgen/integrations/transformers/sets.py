@@ -33,7 +33,7 @@ _STATES_BESIDE: Final = frozenset({"falcon_h1"})
 
 @dataclass(frozen=True)
 class Attention:
-    """What a layer's attention is computed by: `kernels` is the number of its set, `suffix` names its operations there.
+    """The kernels of a layer's attention: `kernels` is the number of its set, `suffix` names its operations there.
 
     `latent`: the model gives its cache latent rows, and attention the heads that it projects them up to. The rest is what
     the model has to call attention with; heads are those of one GPU.
@@ -54,12 +54,12 @@ class Attention:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What an attention operation for these layers is made with."""
+        """Options of an attention operation for these layers."""
         return {**self.unmasked, "mask": Mask(window=self.window) if self.chunk is None else Mask(chunk=self.chunk)}
 
     @property
     def unmasked(self) -> dict[str, Any]:
-        """The same without the mask."""
+        """Options without the mask."""
         return {
             "score": None if self.softcap is None else Score(softcap=self.softcap),
             "sinks": "out" if self.sinks else None,
@@ -68,7 +68,7 @@ class Attention:
 
 
 def attention_of(config: Mapping[str, Any], tp: int = 1) -> list[Attention | None]:
-    """What each layer of a model attends with on one of `tp` GPUs; None: it reads the keys and values of another layer.
+    """Attention of each layer of a model on one of `tp` GPUs; None: it reads the keys and values of another layer.
 
     Raises ConfigError for a config that kvgen.models does not read, for heads that `tp` GPUs cannot share, for layers with
     states, and for attention that transformers does not hand out: ALiBi and indexers.
@@ -147,15 +147,15 @@ def sets_of(
     for number in range(1 + max((one.kernels for one in distinct), default=-1)):
         kinds = [one for one in distinct if one.kernels == number]
         first = kinds[0]
-        apart = first.v_head_dim != first.head_dim
+        v_differs = first.v_head_dim != first.head_dim
         text = "page layer token head dim"
         cache = Paged(
             dtype=dtype,
             kv_heads=first.kv_heads,
             head_dim=first.head_dim,
-            v_head_dim=first.v_head_dim if apart else None,
+            v_head_dim=first.v_head_dim if v_differs else None,
             page_size=page_size,
-            layout=Layout(k=text, v=text) if apart else Layout(kv="page kv layer token head dim"),
+            layout=Layout(k=text, v=text) if v_differs else Layout(kv="page kv layer token head dim"),
             quant=Quant(dtype="e4m3", scale_dtype="f32") if kv_dtype == "e4m3" else None,
         )
         found: list[Append | Decode | Extend] = [Append()]

@@ -88,7 +88,7 @@ def flashmla_v41(
     rate: int = 1,
     place: Literal["page", "row"] = "row",
 ) -> Latent:
-    """FlashMLA's MXFP8 rows of DeepSeek V4.1: 528 bytes a row, the part that RoPE turned quantized as well; K and V at once.
+    """FlashMLA's MXFP8 rows of DeepSeek V4.1: 528 bytes a row, the part that RoPE rotated quantized as well; K and V at once.
 
     A tensor per layer. `place` "row" (FlashMLA of 2026-09-30): u8 `[N, P, 1, 528]`, strides in bytes `(P*528, 528, 528,
     1)`; a row is 512 e4m3 | 16 e8m0, one per 32. "page" (2026-09-10): P rows of 512 e4m3, then 16 e8m0 a row, pages a
@@ -110,7 +110,7 @@ def flashmla_v41_fp4(
     rate: int = 1,
     place: Literal["page", "row"] = "row",
 ) -> Latent:
-    """FlashMLA's FP4 entries of DeepSeek V4.1: 288 bytes a row, the part that RoPE turned quantized as well; K and V at once.
+    """FlashMLA's FP4 entries of DeepSeek V4.1: 288 bytes a row, the part that RoPE rotated quantized as well; K and V at once.
 
     A tensor per layer. `place` "row" (FlashMLA of 2026-09-30): u8 `[N, P, 1, 288]`, strides in bytes `(P*288, 288, 288,
     1)`; a row is 256 bytes of e2m1, the even dim in the low nibble | 32 e4m3, amax / 6 at 2^-9 or more, one per 16 dims.

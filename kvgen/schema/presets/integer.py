@@ -52,8 +52,8 @@ def lmdeploy_turboquant(*, dtype: Literal["f16", "bf16"], kv_heads: int, head_di
     K u8 `[N, P, H, D/2]` and V u8 `[N, P, H, D/4]`, scales `[N, P, H, 2]` (norm, root mean square of what the centroids leave
     of K / norm) and `[N, P, H, 1]` (norm), all in blocks with strides, table and lengths as `lmdeploy_int8`. Byte i of K
     has elements i and i + D/2, each three bits of a centroid and above them the sign of what it leaves; byte i of V has i,
-    i + D/4, i + D/2 and i + 3D/4. D is a power of two, and K, V and q are turned by the Hadamard transform: store them with
-    `Append(hadamard="qkv")`, and turn the output back, `AttentionOutput(hadamard=True)`. Readers make the same of the bytes;
+    i + D/4, i + D/2 and i + 3D/4. D is a power of two, and K, V and q pass through the Hadamard transform: store them with
+    `Append(hadamard="qkv")`, and transform the output back, `AttentionOutput(hadamard=True)`. Readers make the same of the bytes;
     lmdeploy's writer adds 1e-8 to the squares of a row, also of what is left, takes the lower of two centroids at a tie, and
     divides V by its norm before that is rounded. Source: lmdeploy/pytorch/kernels/cuda/turbo_quant.py; fill_kv_cache.py,
     _fill_page_quant_turbo_qjl4 and _fill_page_quant_turbo_int2; flatten_kv_cache.py; pagedattention.py.

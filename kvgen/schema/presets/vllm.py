@@ -156,8 +156,8 @@ def vllm_turboquant(
     - "turboquant_3bit_nc", 102: K in 3 bits | f16 norm | 3*D/8 bytes of V in 3 bits | f16 scale and least value.
 
     Codes lie from a byte's lowest bit up. V is code * scale + least. K of the "_nc" caches is norm * c / |c|, c what the
-    row's codes stand for: the centroids of vLLM's solver, for rows turned by the Hadamard transform, D a power of two:
-    store them with `Append(rows="slots", hadamard="qk")`, which turns q alike. Table and lengths as `vllm`. vLLM divides V
+    row's codes stand for: the centroids of vLLM's solver, for rows after the Hadamard transform, D a power of two:
+    store them with `Append(rows="slots", hadamard="qk")`, which transforms q alike. Table and lengths as `vllm`. vLLM divides V
     by its scale before that is rounded to f16: codes of V may differ by one near ties. Below compute capability 8.9 vLLM
     stores e4m3 K as fp8e4b15, which kvgen has not, and on gfx950 pages in another order.
 

@@ -11,7 +11,7 @@
 
 struct Part {
   static constexpr uint32_t kDim = 40, kWidth = 4, kLanes = 8, kRotaryBegin = 0, kRotaryDim = 40;
-  static constexpr uint32_t kTurningPairs = 8;
+  static constexpr uint32_t kRotaryPairs = 8;
   static constexpr bool kNeox = true;
 };
 struct First {
@@ -71,16 +71,16 @@ extern "C" __global__ void head_norms(const float* rows, const float* weight, co
   put(x, lane, biased + at);
 }
 
-// The first pairs turned, then all times a half.
-extern "C" __global__ void head_first_pairs(const float* rows, const float2* angles, float* turned, float* scaled) {
-  __shared__ float2 placed[Part::kTurningPairs];
-  if (threadIdx.x < Part::kTurningPairs) placed[first_angle<Part>(threadIdx.x)] = angles[threadIdx.x];
+// The first pairs rotated, then all times a half.
+extern "C" __global__ void head_first_pairs(const float* rows, const float2* angles, float* rotated, float* scaled) {
+  __shared__ float2 placed[Part::kRotaryPairs];
+  if (threadIdx.x < Part::kRotaryPairs) placed[first_angle<Part>(threadIdx.x)] = angles[threadIdx.x];
   __syncthreads();
   const uint32_t lane = threadIdx.x % Part::kLanes, at = threadIdx.x / Part::kLanes * Part::kDim;
   Head<Part> x;
   x.load(rows + at, lane);
   rotate_first(x, placed, lane);
-  put(x, lane, turned + at);
+  put(x, lane, rotated + at);
   scale_head(x, 0.5f, lane);
   put(x, lane, scaled + at);
 }
@@ -133,7 +133,7 @@ extern "C" __global__ void head_blocks(const float* rows, float* amax, float* sc
   });
 }
 
-// The same as e2m1.
+// Codes as e2m1.
 extern "C" __global__ void head_packed_blocks(const float* rows, uint8_t* codes, float* scales) {
   const uint32_t lane = threadIdx.x % Whole::kLanes, head = threadIdx.x / Whole::kLanes;
   Head<Whole> x;

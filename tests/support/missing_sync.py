@@ -1,4 +1,4 @@
-"""A set's package whose kernel lacks one thing: what the CPU machine has to find."""
+"""A set's package whose kernel lacks one synchronisation, which the CPU machine has to find."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import harness
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class MissingSync:
     """In line number `which` of those of file `path` that have `part`: what stands in its place (None: the line is left out),
     and the kinds of fault that say so."""
 
@@ -29,7 +29,7 @@ class LeftOut:
 
     def package(self, kernels: KernelSet, name: str, folder: Path) -> ModuleType:
         """The generated package without it, in a folder that is on the path."""
-        files = render_device() | render_set(LoadedSet(kernels, "tests/support/left_out.py", ""))
+        files = render_device() | render_set(LoadedSet(kernels, "tests/support/missing_sync.py", ""))
         found = 0
         for path, file in files.items():
             text = file.text
@@ -46,11 +46,11 @@ class LeftOut:
         return importlib.import_module(f"{name}.{kernels.name}")
 
     def put(self, kernels: KernelSet, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What tests run of this set is the package without it."""
+        """Let tests run this set from the package without it."""
         monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
         module = self.package(kernels, "without_" + name.replace(" ", "_"), folder)
         monkeypatch.setitem(harness._packages, kernels.name, (kernels, module))
 
     def told(self, message: str) -> bool:
-        """Whether an error of the CPU machine is of one of these kinds."""
+        """True: an error of the CPU machine is of one of these kinds."""
         return message.partition("on the CPU machine: ")[2].partition(":")[0] in self.faults.split()

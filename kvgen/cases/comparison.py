@@ -1,4 +1,4 @@
-"""A case beside its oracle: what a launch must leave, what it left, and how far the two are apart."""
+"""A case compared with its oracle: the memory that a launch must leave, the one that it left, and how far the two are apart."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ At = int | slice
 
 
 @dataclass
-class Judged:
-    """A case beside its oracle: the memory that it must leave, the one that it left, how far what is computed is off, and
-    what is wrong."""
+class Comparison:
+    """A case compared with its oracle: the memory that the launch must leave, the one that it left, how far computed numbers
+    are off, and what is wrong."""
 
     case: Case
     wanted: Contents
@@ -42,7 +42,7 @@ class Judged:
         """Index arrays that the call brings."""
         return {name: self.arrays[name] for name in names if name in self.arrays}
 
-    def meet(self, what: str, distance: Distance) -> None:
+    def record(self, what: str, distance: Distance) -> None:
         """Count a difference in; one past its bound is wrong."""
         self.distance.add(distance)
         if not distance.share <= 1:

@@ -1,4 +1,4 @@
-"""What a change does to registers, shared memory and instructions: the recorded facts of two versions, compared.
+"""Changes of registers, shared memory and instructions between two versions: their recorded facts, compared.
 
 A fact counts for the code that it was measured of: where a kernel's code changed and nobody recorded it anew, the kernel is named
 instead.

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from kvgen import paths
-from kvgen.cli.deltas import Delta
 from kvgen.cli.diff_text import styled
+from kvgen.cli.resource_changes import Delta
 from kvgen.cli.resources_json import _text
 from kvgen.cli.verdicts import cycles, lines
 from kvgen.codegen.emit import body_digest
@@ -106,7 +106,7 @@ not recorded as they are now: b/fill; `kvgen build && kvgen compile --record` me
 
 
 def numbers(folder: Folder, *arguments: str) -> list[str]:
-    """What `kvgen diff` says of resources; the hunks are of files."""
+    """Lines of `kvgen diff` about resources; the hunks are of files."""
     said = folder.kvgen("diff", "--against", "HEAD", *arguments).stdout.replace("\n    ", " ")  # lines that go on
     return [line for line in said.splitlines() if re.match(r"[ab]/|not |recorded ", line)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def over(name: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def each_case(name: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """In the place of `pytest.mark.parametrize(name, cases)`: one test, which gives the check each case in turn.
 
     All cases are tried; the test fails with every failure, under the name of its case. The cases share the check's fixtures.

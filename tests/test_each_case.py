@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.over import over
+from tests.support.each_case import each_case
 
 
 @pytest.mark.parametrize("other", [1, 2])
-@over("case", "ab")
+@each_case("case", "ab")
 def test_with_parameters_and_fixtures(case: str, other: int, request: pytest.FixtureRequest) -> None:
     assert case in "ab" and other in (1, 2)
     assert request.node.name == f"test_with_parameters_and_fixtures[{other}]"
@@ -17,16 +17,16 @@ def test_with_parameters_and_fixtures(case: str, other: int, request: pytest.Fix
 def test_every_case_is_tried_and_named() -> None:
     tried = []
 
-    @over("case", ["a", "b", "c"])
+    @each_case("case", ["a", "b", "c"])
     def check(case: str, more: int) -> None:
-        """What is checked."""
+        """A check."""
         tried.append(case)
         if case == "b":
             with pytest.raises(ValueError):
                 pass
         assert case != "c"
 
-    assert (check.__name__, check.__doc__) == ("check", "What is checked.")
+    assert (check.__name__, check.__doc__) == ("check", "A check.")
     with pytest.raises(BaseExceptionGroup, match="2 of 3 cases") as caught:
         check(more=1)
     assert tried == ["a", "b", "c"]
@@ -35,4 +35,4 @@ def test_every_case_is_tried_and_named() -> None:
 
 def test_no_cases_are_no_success() -> None:
     with pytest.raises(AssertionError, match="no cases"):
-        over("case", [])(lambda case: None)()
+        each_case("case", [])(lambda case: None)()
