@@ -14,6 +14,7 @@ from kvgen import KernelSet, Paged, ops
 from kvgen.cases.operation import Cases, cases_type
 from kvgen.errors import SpecError
 from kvgen.paths import templates_root
+from kvgen.schema.hints import operations_with
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [op.kind for op in ops.ALL]
@@ -71,6 +72,12 @@ def test_a_word_is_answered_with_its_operation() -> None:
     for op in ops.ALL:
         with pytest.raises(SpecError, match=rf"must be an operation of kvgen\.ops, such as ops\.{op.__name__}\(\)"):
             KernelSet(q_heads=8, cache=cache, ops=[op.kind])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("flag", ["ragged", "moves_states", "at_rates", "scores_keys"])
+def test_texts_of_operations_say_what_their_classes_do(flag: str) -> None:
+    """A refusal names the operations that a cache takes, read from their texts."""
+    assert operations_with(flag).split(", ") == [op.kind for op in ops.ALL if getattr(op, flag)]
 
 
 def asked(text: str) -> Iterator[str]:

@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 from kvgen.reference import Place, Rows
 from kvgen.reference.append import Changed
 from kvgen.reference.elements import Elements
-from kvgen.reference.quant import LARGEST, norms, values
+from kvgen.reference.quant import FLOATS, LARGEST, norms, values
 from kvgen.reference.rounding import ulp
 from kvgen.reference.segments import Coded, Part, Plain
 
 Raw = NDArray[Any]
 _LOST: Final = 2.0**-20  # of a number: f32's roundings on the way to a code
 _STEP: Final = 1.001
-# Distance of codes around one of exponent e: 2^(e - mantissa); below the least exponent always the same.
-_FLOATS: Final = {"e4m3": (3, -6), "e5m2": (2, -14), "e2m1": (1, 0)}
 _INTEGERS: Final = {"i8": 0.502, "i4": 0.51, "i3": 0.51, "i2": 0.51}
 
 
@@ -153,7 +151,9 @@ def _half_step(kind: str, codes: Raw) -> Raw:
     """Half the distance of the codes around each, with room for a neighbour's wider half and for the rounding of the zero."""
     if kind in _INTEGERS:
         return np.full(codes.shape, _INTEGERS[kind])
-    mantissa, least = _FLOATS[kind]
+    # Codes around one of exponent e are 2^(e - mantissa) apart, below the least exponent always as far.
+    exponent_bits, mantissa, *_ = FLOATS[kind]
+    least = 2 - (1 << (exponent_bits - 1))
     exponent = np.floor(np.log2(np.maximum(codes, 2.0**least)))
     found: Raw = 2.0 ** (exponent - mantissa - 1) * 1.07
     return found

@@ -6,17 +6,17 @@ import re
 from typing import Final, Literal
 
 from kvgen.errors import ToolError
+from kvgen.layout.dtypes import DTYPES
 from kvgen.schema.kernel_set import C_NAMES
 
 # What C++ has besides C_NAMES, and the types of kvgen.h and of every header: a member called so would hide its own type.
 _TYPES: Final = frozenset(
     re.findall(
         r"\w+",
-        "and break class continue else except for if import not or return try while std kvgen exported size_t uintptr_t int8_t "
-        "uint8_t int16_t uint16_t int32_t uint32_t int64_t uint64_t f16 bf16 e4m3 e5m2 e8m0 e2m1x2 i4x2 u4x2 u2x4 u3 Arch Blocks "
-        "Cache Fault Grid PageAddresses Pools Report Tables TensorMap",
+        "and break class continue else except for if import not or return try while std kvgen exported size_t uintptr_t int16_t "
+        "uint16_t Arch Blocks Cache Fault Grid PageAddresses Pools Report Tables TensorMap",
     )
-)
+).union(d.c for d in DTYPES.values())
 # The functions that headers call without their namespace.
 _FUNCTIONS: Final = frozenset(
     re.findall(

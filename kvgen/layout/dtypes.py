@@ -33,7 +33,7 @@ class DType:
 
     @property
     def packed(self) -> bool:
-        """Whether elements are parts of bytes, one after another from the lowest bits up; arrays then hold u8."""
+        """True if elements are parts of bytes, one after another from the lowest bits up; arrays then hold u8."""
         return self.bits < 8
 
     @property
@@ -68,16 +68,16 @@ class DType:
         return self.bits // 8
 
     def numpy(self) -> numpy.dtype[Any]:
-        """The NumPy dtype; the narrow floats come from ml_dtypes."""
+        """The NumPy dtype; those that NumPy lacks come from ml_dtypes."""
         import numpy as np
 
-        if self.name in ("bf16", "e4m3", "e5m2", "e8m0", "e2m1", "i4", "u4"):
-            import ml_dtypes
+        if hasattr(np, self.numpy_name):
+            plain: numpy.dtype[Any] = np.dtype(self.numpy_name)
+            return plain
+        import ml_dtypes
 
-            narrow: numpy.dtype[Any] = np.dtype(getattr(ml_dtypes, self.numpy_name))
-            return narrow
-        plain: numpy.dtype[Any] = np.dtype(self.numpy_name)
-        return plain
+        narrow: numpy.dtype[Any] = np.dtype(getattr(ml_dtypes, self.numpy_name))
+        return narrow
 
 
 DTYPES: Final[dict[str, DType]] = {

@@ -21,19 +21,19 @@ Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
 
 # Exponent bits, mantissa bits, largest finite number, whether what follows it is infinity.
-_FLOATS: Final = {"e4m3": (4, 3, 448.0, False), "e5m2": (5, 2, 57344.0, True), "e2m1": (2, 1, 6.0, False)}
+FLOATS: Final = {"e4m3": (4, 3, 448.0, False), "e5m2": (5, 2, 57344.0, True), "e2m1": (2, 1, 6.0, False)}
 # Bits of a code, smallest and largest code that casting makes.
 _INTEGERS: Final = {
     "i8": (8, -127, 127), "u8": (8, 0, 255), "i4": (4, -7, 7), "u4": (4, 0, 15), "u3": (3, 0, 7), "u2": (2, 0, 3)
 }  # fmt: skip
 _ROUNDED: Final[dict[str, Any]] = {"f32": np.float32, "f16": np.float16, "bf16": bfloat16, "e4m3": float8_e4m3fn}
 
-LARGEST: Final = {**{n: f[2] for n, f in _FLOATS.items()}, **{n: float(i[2]) for n, i in _INTEGERS.items()}}
+LARGEST: Final = {**{n: f[2] for n, f in FLOATS.items()}, **{n: float(i[2]) for n, i in _INTEGERS.items()}}
 """The largest code of each element type: what a block's amax is divided by."""
 
 
 def code_dtype(dtype: str, zero: bool) -> str:
-    """What a spec's dtype is in memory: with zero points, integers are unsigned."""
+    """The element type in memory of a spec's dtype: with zero points, integers are unsigned."""
     return {"i8": "u8", "i4": "u4", "i3": "u3", "i2": "u2"}.get(dtype, dtype) if zero else dtype
 
 
@@ -44,7 +44,7 @@ def values(codes: Array, dtype: str) -> Floats:
         bits, least, _ = _INTEGERS[dtype]
         negative = (least < 0) & (codes >= 1 << (bits - 1))
         return np.where(negative, codes - (1 << bits), codes).astype(np.float64)
-    exponent_bits, mantissa_bits, largest, infinite = _FLOATS[dtype]
+    exponent_bits, mantissa_bits, largest, infinite = FLOATS[dtype]
     magnitude = codes & ((1 << (exponent_bits + mantissa_bits)) - 1)
     exponent, mantissa = magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1)
     significand = np.where(exponent > 0, mantissa + (1 << mantissa_bits), mantissa)
@@ -69,7 +69,7 @@ def cast(x: Array, dtype: str) -> Bytes:
         bits, least, most = _INTEGERS[dtype]
         whole = np.rint(np.clip(np.where(nan, 0.0, x), least, most)).astype(np.int64)
         return np.asarray(whole & ((1 << bits) - 1), np.uint8)
-    largest = _FLOATS[dtype][2]
+    largest = FLOATS[dtype][2]
     # Codes of magnitudes ascend with them: the nearest is at one side of the midpoints around x, the even one at a midpoint.
     middles = _middles(dtype)
     magnitude = np.where(nan, largest, np.abs(x))
@@ -84,7 +84,7 @@ def cast(x: Array, dtype: str) -> Bytes:
 @cache
 def _middles(dtype: str) -> Floats:
     """Halfway between neighbouring magnitudes of a float type."""
-    exponent_bits, mantissa_bits, _, _ = _FLOATS[dtype]
+    exponent_bits, mantissa_bits, _, _ = FLOATS[dtype]
     every = values(np.arange(1 << (exponent_bits + mantissa_bits)), dtype)
     grid = every[np.isfinite(every)]
     return (grid[:-1] + grid[1:]) / 2
@@ -199,7 +199,7 @@ def _norms(x: Singles, recipe: str, scale_dtype: str, codebook: Sequence[float])
 
 
 def corrected(norm: Array, codes: Bytes, codebook: Sequence[float]) -> Singles:
-    """What readers multiply the values of codes `[..., block]` with where norms `[...]` are corrected: the norm over that of the
+    """The factor of the values of codes `[..., block]` where readers correct norms `[...]`: the norm over that of the
     values, of which each square is rounded to a whole number of units; the norm where all are 0."""
     book = np.asarray(codebook, np.float32).astype(np.float64)
     _, exponent = np.frexp(np.abs(book).max())

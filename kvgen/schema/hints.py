@@ -1,4 +1,4 @@
-"""What to write instead of a value that a spec refuses: the words behind the field and the value in a message."""
+"""Advice about a value that a spec refuses: the words behind the field and the value in a message."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def called(name: str) -> str:
 
 
 def example(item: ErrorDetails, title: str, path: str) -> str:
-    """What to write where a field takes another spec and got something else."""
+    """A spec that a field takes, where it got something else."""
     name, value = item["ctx"]["class_name"], item["input"]
     if name == "Op" and isinstance(value, str):
         near = _operation(value)
@@ -130,12 +130,23 @@ def _such_as(text: str | None) -> str:
     return f", such as {text}" if text else ""
 
 
+def operations_with(flag: str) -> str:
+    """The kinds of operations that kvgen writes and that say `flag` of themselves, such as "ragged". Their texts are read, since
+    an operation is imported where a spec names it alone."""
+    says = f"    {flag}: ClassVar[bool] = True\n"
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in _modules().values() if path.stem != "custom"}
+    return ", ".join(name for name, text in texts.items() if says in text)
+
+
+def _modules() -> dict[str, Path]:
+    """The modules of kvgen.ops by their names without _: each has one operation, whose kind is the name."""
+    return {path.stem.replace("_", ""): path for path in sorted((Path(__file__).parents[1] / "ops").glob("[a-z]*.py"))}
+
+
 def _operation(word: str) -> str | None:
-    """The operation that a word is nearest to: "decode", "Decode" and "copy_pages" are ones. A module of kvgen.ops has one
-    operation; its text says how the class is called."""
-    modules = {
-        path.stem.replace("_", ""): path for path in sorted((Path(__file__).parents[1] / "ops").glob("[a-z]*.py"))
-    }
+    """The class of the operation that a word is nearest to, as its module's text calls it: "decode", "Decode" and "copy_pages"
+    are ones."""
+    modules = _modules()
     near = difflib.get_close_matches(word.lower().replace("_", "").removeprefix("ops."), modules, n=1)
     found = _CLASS.search(modules[near[0]].read_text(encoding="utf-8")) if near else None
     return found[1] if found else None
@@ -149,7 +160,7 @@ def _table(value: object) -> str:
 
 
 def _word(value: object) -> str:
-    """What an element type is called: torch.bfloat16, np.float16, np.dtype("float16") and "bfloat16" by their last word."""
+    """The name of an element type: torch.bfloat16, np.float16, np.dtype("float16") and "bfloat16" by their last word."""
     text = value if isinstance(value, str) else str(getattr(value, "__name__", value))
     return text.rpartition(".")[2].lower()
 
@@ -162,7 +173,7 @@ def _code(value: object) -> str | None:
 
 
 def nearest(value: object, valid: list[str], title: str, path: str) -> str:
-    """What of the `valid` words was probably meant."""
+    """The one of the `valid` words that was probably meant."""
     word = _word(value)
     field = path.split(".")[0]
     if field == "arch":

@@ -15,6 +15,7 @@ from kvgen.schema.any_cache import AnyCache
 from kvgen.schema.base import Spec
 from kvgen.schema.cache import Cache
 from kvgen.schema.cache_facts import check_cache
+from kvgen.schema.hints import operations_with
 from kvgen.schema.model import Model
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -84,7 +85,7 @@ class Op(Spec):
 
     @property
     def description(self) -> str:
-        """What the operation does: its launcher's docstring begins with it."""
+        """The sentences about the operation with which its launcher's docstring begins."""
         return type(self).__doc__ or ""
 
     @property
@@ -105,7 +106,7 @@ class Op(Spec):
         return "source"
 
     def decode_rows(self, kernels: KernelSet) -> int:
-        """Of extend: rows of a request up to which the set's decode costs no more; 0 elsewhere."""
+        """The rows of a request up to which the set's decode costs no more than extend; 0 of all other operations."""
         return 0
 
     def check(self, kernels: KernelSet) -> None:
@@ -124,7 +125,7 @@ class Uses(dict[str, tuple[str, ...]]):
 
 
 class KernelSet(Spec):
-    """What `kvgen build` turns into one package: `generated/<name>/`.
+    """A cache and its operations, of which `kvgen build` makes one package: `generated/<name>/`.
 
     `q_heads` query heads attend to the cache's `kv_heads`; `model` records facts of the checkpoint that do not change
     the cache's memory.
@@ -218,13 +219,12 @@ class KernelSet(Spec):
             if self.cache.ragged and not op.ragged:
                 raise ValueError(
                     f"ops: got {op.name} with a {type(self.cache).__name__} cache, whose requests lie one after another without "
-                    "pages; it has append, gather, gather_rows, decode and kernels of your own"
+                    f"pages; it has {operations_with('ragged')} and kernels of your own"
                 )
             if self.cache.states and not op.moves_states:
                 raise ValueError(
                     f"ops: got {op.name} with a {type(self.cache).__name__} cache, whose pages are records of bytes without "
-                    "tokens, heads and lengths; it has copy_pages, swap_pages, zero_pages, compact, reorder, gather_states, "
-                    "scatter_states and kernels of your own"
+                    f"tokens, heads and lengths; it has {operations_with('moves_states')} and kernels of your own"
                 )
             if not op.at_rates:
                 for field, cache in (("cache", self.cache), *op.other_caches().items()):

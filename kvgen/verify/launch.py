@@ -12,18 +12,17 @@ from numpy.typing import NDArray
 from kvgen.cases.contents import Case, Contents, span
 from kvgen.cases.operation import cases_of
 from kvgen.cases.scene import LAYER
-from kvgen.layout.dtypes import dtype
+from kvgen.layout.dtypes import DTYPES
 from kvgen.runtime.cpu import machine
 from kvgen.verify.memory import Memory, Placed, View
 
 GUARD: Final = 256  # bytes of canaries on either side of an array
 CANARY: Final = 0xEE
-_KINDS: Final = ("f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "i8", "u8", "u32", "i32", "i64", "u64")
 
 
 @dataclass(frozen=True)
 class Left:
-    """What a launch left: all arrays, and the names of those beside which something was written."""
+    """All arrays as a launch left them, and the names of those beside which something was written."""
 
     contents: Contents
     beside: tuple[str, ...]
@@ -31,7 +30,7 @@ class Left:
 
 def kind_of(array: NDArray[Any]) -> str:
     """kvgen's name of an array's element type."""
-    return next(name for name in _KINDS if dtype(name).numpy() == array.dtype)
+    return next(d.name for d in DTYPES.values() if not d.packed and d.numpy() == array.dtype)
 
 
 def place(contents: Contents, memory: Memory) -> tuple[Contents, dict[str, View], dict[str, Placed]]:

@@ -24,6 +24,7 @@ from kvgen.export.header import header_context
 from kvgen.export.words import comment, identifier
 from kvgen.expr.nodes import Expr, ceil_div, const, evaluate, maximum, minimum, var
 from kvgen.expr.to_cpp import cpp
+from kvgen.layout.dtypes import DTYPES
 from kvgen.paths import templates_root
 from kvgen.plan.params import TensorMap
 from kvgen.plan.split_plan import SplitPlan
@@ -95,6 +96,16 @@ def test_what_is_free_as_a_member_may_not_be_elsewhere(name: str, kind: Any) -> 
     assert identifier(name, "small/x") == name
     with pytest.raises(ToolError, match=r"no name of kvgen\.h"):
         identifier(name, "small/x", kind)
+
+
+def test_the_header_has_every_element_type() -> None:
+    """Types of C++ aside; a member called so is refused."""
+    text = (templates_root() / "export" / "kvgen.h").read_text(encoding="utf-8")
+    own = {d.c for d in DTYPES.values() if d.c != "float" and not d.c.endswith("_t")}
+    assert own == set(re.findall(r"^struct (\w+) { uint(?:8|16)_t bits; };", text, re.MULTILINE))
+    for name in {d.c for d in DTYPES.values()}:
+        with pytest.raises(ToolError, match=r"free in C\+\+"):
+            identifier(name, "small/x")
 
 
 @pytest.mark.parametrize("name", ["q", "k_stride", "T", "num_rows", "page_table"])

@@ -283,12 +283,12 @@ TOKENS = Paged(dtype="bf16", kv_heads=2, head_dim=256, page_size=544, layout="pa
     ids=lambda op: op.kind,
 )
 def test_operations_on_tokens_are_refused(op: Any) -> None:
-    with pytest.raises(SpecError, match=rf"ops: got {op.name} with a State cache.*it has copy_pages"):
+    with pytest.raises(SpecError, match=rf"ops: got {op.name} with a State cache.*it has compact, copy_pages"):
         KernelSet(name="x", cache=State(bytes=64), ops=[op])
 
 
 def test_every_operation_is_either_refused_or_tested() -> None:
-    """What State's error lists is what operations say of themselves."""
+    """State's error lists the operations that say of themselves that they move states."""
     moving = {op.model_fields["name"].default or op.kind for op in ops.ALL if op.moves_states}
     assert moving == {op.kind for kernels in SETS.values() for op in kernels.ops}
     with pytest.raises(SpecError) as error:

@@ -12,7 +12,7 @@ import pytest
 
 from kvgen import Continuous, ops
 from kvgen.cli.project import generated
-from kvgen.layout.dtypes import dtype
+from kvgen.layout.dtypes import DTYPES, dtype
 from kvgen.schema.kernel_set import KernelSet
 from kvgen.schema.loader import load_folder
 from kvgen.verify.memory import GpuArray, HostMemory
@@ -88,7 +88,7 @@ def hold(kernels: KernelSet, package: ModuleType) -> None:
 
 def test_8_bit_floats_of_a_gpu_have_their_type() -> None:
     """The CUDA array interface has no word for them; the dtype of the array says it, for caches and for arguments."""
-    for kind in ("e4m3", "e5m2", "e8m0", "u8", "i8", "bf16"):
+    for kind in (*(d.name for d in DTYPES.values() if d.bits == 8), "bf16"):
         array = GpuArray(None, 256, (2, 3), kind)
         interface: Any = array.__cuda_array_interface__
         assert interface["typestr"] == {"i8": "|i1", "u8": "|u1", "bf16": "|V2"}.get(kind, "|V1")
