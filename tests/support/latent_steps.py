@@ -1,4 +1,4 @@
-"""What the tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
+"""Things that the tests of mla_decode share: sets of latent caches, scenes with loud tokens, and calls held to the oracle."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Latent, Ring, presets
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.reference.mla_decode import Listed
@@ -102,8 +103,16 @@ def op_of(kernels: KernelSet) -> MlaDecode:
     return op
 
 
+def kernels_of(kernels: KernelSet, archs: Sequence[str]) -> tuple[str, ...]:
+    """The kernel of a set's mla_decode on each architecture: its template, and `rounded` where mla_mma rounds rows."""
+    plans = [op_of(kernels).plan(kernels)[0].on(arch) for arch in archs]
+    names = [plan.template.removeprefix("ops/").removesuffix(".cu.j2") for plan in plans]
+    rounded = [isinstance(plan.context, MlaMma) and plan.context.rounded for plan in plans]
+    return tuple(f"{name} rounded" if of else name for name, of in zip(names, rounded, strict=True))
+
+
 def terms(kernels: KernelSet, sinks: Raw | None = None) -> Terms:
-    """What it computes, as tests.support.tolerance takes it."""
+    """The sums of a set's mla_decode, as tests.support.tolerance takes them."""
     op = op_of(kernels)
     kind = kernels.cache.dtype
     return Terms(
