@@ -252,6 +252,7 @@ def test_a_device_function_that_waits_says_so(device: dict[str, list[Function]])
 STORES_SAY_SO: Final = re.compile(r"store|write|merge|commit|report")
 # Those that store under other names: no memory of the pool or of a result.
 STORING: Final = {
+    "device/attention/latent_sources.cuh: sync_tile": 1,  # a tile that waited in registers, to its stage in shared memory
     "device/attention/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
     "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
     "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory

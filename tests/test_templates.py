@@ -28,7 +28,6 @@ from kvgen.lowering.attention.extend_simt import ExtendSimt
 from kvgen.lowering.attention.extend_sm90 import ExtendSm90
 from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.lowering.attention.mla_mma_few_heads import MlaMmaFewHeads
-from kvgen.lowering.attention.mla_records import MlaRecords
 from kvgen.lowering.attention.mla_sm90 import MlaSm90
 from kvgen.lowering.attention.mla_sm90_few_heads import MlaSm90FewHeads
 from kvgen.lowering.attention.mla_sm90_rows import MlaSm90Rows
@@ -71,7 +70,6 @@ CONTEXTS: dict[str, type] = {
     "ops/extend_simt.cu.j2": ExtendSimt,
     "ops/extend_sm90.cu.j2": ExtendSm90,
     "ops/mla_mma.cu.j2": MlaMma,
-    "ops/mla_records.cu.j2": MlaRecords,
     "ops/mla_sm90.cu.j2": MlaSm90,
     "ops/mla_mma_few_heads.cu.j2": MlaMmaFewHeads,
     "ops/mla_sm90_few_heads.cu.j2": MlaSm90FewHeads,
@@ -186,14 +184,8 @@ def test_a_loop_guards_whole_lines(template: str) -> None:
 STILL_TO_DO = (
     "attention/chunks.j2",
     "attention/widening.j2",
-    *(
-        f"ops/{name}.cu.j2"
-        for name in (
-            "decode_mma", "extend_mma", "extend_simt", "extend_sm90", "mla_mma", "mla_mma_few_heads", "mla_records",
-            "mla_sm90_few_heads",
-        )
-    ),
-)  # fmt: skip
+    *(f"ops/{name}.cu.j2" for name in ("decode_mma", "extend_mma", "extend_simt", "extend_sm90")),
+)
 STATEMENTS = ("break", "continue", "return")
 
 

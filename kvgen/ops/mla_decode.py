@@ -11,7 +11,6 @@ from kvgen.layout.dtypes import DType, dtype
 from kvgen.lowering.attention import (
     mla_mma,
     mla_mma_few_heads,
-    mla_records,
     mla_sm90,
     mla_sm90_few_heads,
     mla_sm90_rows,
@@ -37,9 +36,8 @@ CANDIDATES: Final[tuple[Candidate[MlaProblem], ...]] = (
     mla_sm90_few_heads,
     mla_sm90,
     mla_sm90_rows,
-    mla_mma,
     mla_mma_few_heads,
-    mla_records,
+    mla_mma,
 )
 
 
@@ -166,7 +164,7 @@ class MlaDecode(Op):
                 "(own_table); use own_table=False"
             )
         if isinstance(self.problem(kernels).row, str):
-            mla_records.check_row(cache, "ops: mla_decode")
+            mla_mma.check_row(cache, "ops: mla_decode")
         for keys in self.sources:
             self._check_keys(keys, cache)
         self.plan(kernels)
@@ -176,7 +174,7 @@ class MlaDecode(Op):
         at, other = f"sources: {keys.name}", keys.cache
         if not other.latent_part:
             raise ValueError(f"{at}: got a {type(other).__name__} cache; rows are latent; give a Latent cache")
-        mla_records.check_row(other, at)
+        mla_mma.check_row(other, at)
         for name, mine, its in (
             ("dtype", cache.dtype, other.dtype),
             ("head_dim", cache.head_dim, other.head_dim),

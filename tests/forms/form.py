@@ -237,6 +237,7 @@ LEFT_OUT: Final = frozenset(
         "token_bytes",
         "together_bytes",
         "union_bytes",
+        "v_elem",
         "v_pitch",
         "v_size",
         "values",
@@ -398,6 +399,8 @@ def subjects(
 ) -> set[Subject]:
     """The subjects of a kernel on an architecture: of its template's context, its cache's, and those of `others` by namespace."""
     name = PurePath(template).name.removesuffix(".cu.j2")
+    if getattr(context, "rounded", False):
+        name = f"{name} rounded"  # other device code brings rows to shared memory than where they are copied
     found: dict[tuple[str, frozenset[str]], None] = {}
 
     def add(subject: str, features: Iterable[str]) -> None:

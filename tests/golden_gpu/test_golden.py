@@ -152,6 +152,7 @@ CALLED_IN = {
     **dict.fromkeys(("latent_warpgroups", "listed_rows", "wgmma_narrow"), (f"{KERNELS}/latent_warpgroups.cu",)),
     "row_widen": (f"{KERNELS}/row_widen.cu",),
     "row_units": (f"{KERNELS}/row_units.cu",),
+    "latent_sources": (f"{KERNELS}/latent_tile.cu", f"{KERNELS}/row_units.cu"),
     "extend_tiles": (f"{KERNELS}/extend_tiles.cu", f"{KERNELS}/row_tile.cu"),
     "strided": (f"{KERNELS}/narrow.cu",),
     **dict.fromkeys(("quantize", "e8m0", "codebook"), (f"{KERNELS}/quantize.cu", f"{KERNELS}/narrow.cu")),

@@ -43,13 +43,13 @@ def some(name: str) -> Batch:
     return replace(PLAIN, arch=archs_of((SETS | SPLIT | SPARSE)[name])[0])
 
 
-# Of kernels that others of these sets, or of tests/ops/test_mla_records.py, have at other sizes: a campaign's.
+# Sets whose kernels others of these sets, or of tests/ops/test_mla_records.py, have at other sizes: a campaign's.
 CAMPAIGN = "KVGEN_FAMILY" in os.environ
 ALIKE = ("mla_plain", "mla_two_pools", "mla_balanced_rows", "mla_sparse_plain")
 
 
 def fewer(names: Iterable[str]) -> list[str]:
-    """Those of the names that this run has."""
+    """The names that this run has."""
     return [name for name in names if CAMPAIGN or name not in ALIKE]
 
 
@@ -103,7 +103,7 @@ def test_schedules_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mla_one_head", "mla_invariant"])
 def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
-    """The same bits without the first request, and in another order."""
+    """A request has the same bits without the first request, and in another order."""
     batch = replace(some(name), totals=(150, 330, 70), new=(0,) * 3)
     scene, q = latent_scene((SETS | SPLIT)[name], batch, [Rows(b, b, b + 1) for b in range(3)], 3)
     was, was_lse, _ = call(scene, q)

@@ -22,11 +22,11 @@ from kvgen.schema.cache import Cache
 from tests.support.batches import PLAIN, Batch
 from tests.support.harness import Run, launcher, offsets_of, optimized
 from tests.support.latent_records import CODES, INTS, NVFP4, SMALL, footers, inline, whole_rows
-from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, latent_scene, op_of, steps
+from tests.support.latent_steps import SCALE, Rows, call, hold_hostile, kernels_of, latent_scene, op_of, steps
 from tests.support.memory import aligned
 from tests.support.sets import archs_of
 
-ANY_ROW, WIDENED = "mla_records", "mla_sm90"
+ANY_ROW, STORED, WIDENED = "mla_mma rounded", "mla_mma", "mla_sm90"
 IN_BYTES = Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2", place="row")  # a row is of 513 bytes
 BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype="f32", block=Block(dim=128)))
 ROPE_BLOCKS = Latent(
@@ -129,18 +129,21 @@ def test_which_rows_go_through_it() -> None:
         record_set("b", "sm_80 sm_90a", BLOCKS, 16): (ANY_ROW, ANY_ROW),
         record_set("c", "sm_80 sm_90a", BLOCKS, 64): (ANY_ROW, WIDENED),
         record_set("d", "sm_80 sm_90a", BLOCKS, 64, rows=2): (ANY_ROW, ANY_ROW),
-        record_set("scaled_rope", "sm_80 sm_90a", ROPE_BLOCKS, 64): ("mla_mma", "mla_mma"),
-        record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): ("mla_mma", WIDENED),
-        record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): ("mla_mma", "mla_mma"),
-        record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): ("mla_mma", "mla_mma"),
+        record_set("scaled_rope", "sm_80 sm_90a", ROPE_BLOCKS, 64): (STORED, STORED),
+        record_set("e", "sm_80 sm_90a", presets.flashmla_fp8(), 64): (STORED, WIDENED),
+        record_set("f", "sm_80 sm_90a", presets.flashmla_fp8(), 64, rows=2): (STORED, STORED),
+        record_set("g", "sm_80 sm_90a", presets.max_mla(page_size=64), 16): (STORED, STORED),
         record_set("h", "sm_90a", presets.max_mla(page_size=64), 64): (WIDENED, WIDENED),
         record_set("i", "sm_90a", whole_rows(IN_BYTES), 64): (ANY_ROW, ANY_ROW),  # codes come a byte at a time
     }
     for kernels, names in found.items():
-        (plan, *_) = op_of(kernels).plan(kernels)
-        assert tuple(plan.on(a).template for a in ("sm_80", "sm_90a")) == tuple(f"ops/{n}.cu.j2" for n in names), (
-            kernels
-        )
+        assert kernels_of(kernels, ("sm_80", "sm_90a")) == names, kernels
+    (rounded, copied) = (record_set(n, "sm_80", c, 16) for n, c in (("j", BLOCKS), ("k", presets.flashmla_fp8())))
+    how = [op_of(kernels).choices(kernels)["sm_80"].fit.how for kernels in (rounded, copied)]
+    assert how == [
+        "rows of one cache, in bf16 on their way to shared memory (rows of i8); tokens on M",
+        "rows as they are stored, tokens on M",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,15 @@ def compare(item: LoadedSet, record: Record) -> Candidates:
     return {f"{name}/{op} {arch}": cycles for op, by_arch in calls.items() for arch, cycles in by_arch.items()}
 
 
+def fits_others(item: LoadedSet, candidates: Candidates) -> bool:
+    """Other kernels fit the calls of this set than its lines of before name."""
+    name = item.kernels.name
+    now: dict[str, set[str]] = {}
+    for other in others(item, sets.files(), sets.OUT):
+        now.setdefault(f"{name}/{other.op.name} {other.arch}", set()).add(other.name)
+    return now != {key: set(list(cycles)[1:]) for key, cycles in candidates.items()}
+
+
 def brought_up(record: Record, candidates: Candidates, *, every: bool) -> tuple[Record, Candidates, int]:
     """The record of all kernels as they are now, and how many of them were compiled; others have their lines of before."""
     now = sets.digests()
@@ -78,7 +87,7 @@ def brought_up(record: Record, candidates: Candidates, *, every: bool) -> tuple[
     for item in sets.loaded():
         name = item.kernels.name
         own = {key: cycles for key, cycles in candidates.items() if key.startswith(f"{name}/")}
-        calls |= compare(item, whole) if name in moved else own
+        calls |= compare(item, whole) if name in moved or fits_others(item, own) else own
     return whole, calls, len(stale)
 
 

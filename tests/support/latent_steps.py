@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvgen import KernelSet, Latent, Ring, presets
 from kvgen.layout.dtypes import dtype
+from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.ops import MlaDecode
 from kvgen.reference import Decoded, mla_decode, mla_decode_sparse
 from kvgen.reference.mla_decode import Listed
@@ -100,6 +101,14 @@ def op_of(kernels: KernelSet) -> MlaDecode:
     """The operation of a set of these."""
     (op,) = (op for op in kernels.ops if isinstance(op, MlaDecode))
     return op
+
+
+def kernels_of(kernels: KernelSet, archs: Sequence[str]) -> tuple[str, ...]:
+    """The kernel of a set's mla_decode on each architecture: its template, and `rounded` where mla_mma rounds rows."""
+    plans = [op_of(kernels).plan(kernels)[0].on(arch) for arch in archs]
+    names = [plan.template.removeprefix("ops/").removesuffix(".cu.j2") for plan in plans]
+    rounded = [isinstance(plan.context, MlaMma) and plan.context.rounded for plan in plans]
+    return tuple(f"{name} rounded" if of else name for name, of in zip(names, rounded, strict=True))
 
 
 def numerics(kernels: KernelSet, sinks: Raw | None = None) -> Numerics:

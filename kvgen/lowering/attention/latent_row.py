@@ -1,4 +1,4 @@
-"""A latent row in shared memory, as it is stored: its runs of bytes, its RoPE part, its scales."""
+"""A latent row in shared memory: as it is stored, with its runs of bytes and its scales; or rounded to one type."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LatentRow:
 
     `latent_bytes` are what K's first segment has, `rope_bytes` its second (0: there is none). `groups` scales a row, each of
     `group_dims` dims (0: no scales); `pool_scales`: they lie in a pool of their own, are copied one by one, and follow a
-    tile's rows.
+    tile's rows. A row without runs is rounded: it comes through registers.
     """
 
     runs: tuple[RunContext, ...]
@@ -42,6 +42,26 @@ class LatentRow:
     groups: int
     group_dims: int
     pool_scales: bool
+
+    @property
+    def rounded(self) -> bool:
+        """The row's elements are all of the cache's dtype, whatever the pool holds."""
+        return not self.runs
+
+
+def rounded_row(cache: Cache) -> LatentRow:
+    """A row whose elements are all of the cache's dtype, 16 bits each."""
+    return LatentRow(
+        runs=(),
+        pitch=(cache.head_dim // 8 | 1) * 16,
+        latent_bytes=2 * cache.head_dim,
+        rope_bytes=0,
+        rope_at=0,
+        scale_at=0,
+        groups=0,
+        group_dims=0,
+        pool_scales=False,
+    )
 
 
 def _run(struct: str, at: int, nbytes: int, step: int) -> RunContext:

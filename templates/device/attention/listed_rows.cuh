@@ -1,7 +1,19 @@
-// Where the rows that a list names lie, two for a lane: those of tokens 8 apart.
+// Addresses of the rows that a list names: one for a lane, or two of tokens that are 8 apart.
 #pragma once
 
 #include "row_units.cuh"
+
+// Addresses of a row and of its scales; null for no row.
+struct RowPlace {
+  const uint8_t *row, *scales;
+};
+template <typename S, typename Cache>
+__device__ __forceinline__ RowPlace find_rows(const Cache& cache, int32_t entry) {
+  const uint32_t offset = (uint32_t)entry % cache.page_tokens;
+  const auto page = cache.page_at((uint32_t)entry / cache.page_tokens);
+  if (entry < 0 || !page.valid) return {};
+  return {(const uint8_t*)element_at<S>(page, offset, 0, 0), (const uint8_t*)scale_at<S>(cache, page, offset, 0, 0)};
+}
 
 // The list's entries for tokens `token` and `token` + 8 of a tile; -1 past its end.
 struct ListedPair {
@@ -18,10 +30,12 @@ __device__ __forceinline__ ListedPair listed_pair(const KeyList (&lists)[kLists]
   // asm: the compiler would branch around a load.
 #pragma unroll
   for (uint32_t h = 0; h < 2; ++h)
-    asm volatile("{ .reg .pred p; setp.lt.u32 p, %2, %3; @p ld.global.s32 %0, [%1]; }" : "+r"(found.e[h]) : "l"(list.entries + entry + 8 * h), "r"(entry + 8 * h), "r"(list.count));
+    asm volatile("{ .reg .pred p; setp.lt.u32 p, %2, %3; @p ld.global.s32 %0, [%1]; }"
+                 : "+r"(found.e[h])
+                 : "l"(list.entries + entry + 8 * h), "r"(entry + 8 * h), "r"(list.count));
   return found;
 }
-// Where the rows lie, and every second lane the second one's scales, each other lane the first one's; null for none.
+// Addresses of both rows, and of scales: the second row's for every second lane, the first one's for the others; null for no row.
 struct RowPair {
   const uint8_t *rows[2], *scales;
 };

@@ -1,5 +1,5 @@
-// latent_tile.cuh: attention of a block over chunks of latent rows: of 16 bits, of 8 bits with scales of groups in each row, and with
-// one scale a token beside the rows; and the pieces that those are made of.
+// latent_tile.cuh, and CopiedTiles of latent_sources.cuh: attention of a block over chunks of latent rows: of 16 bits, of 8 bits with
+// scales of groups in each row, and with one scale a token beside the rows; and the pieces that those are made of.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
@@ -8,7 +8,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_tile.cuh"
+#include "../../../templates/device/attention/latent_sources.cuh"
 
 constexpr uint32_t kMost = 128, kStages = 3, kRowsOfColumns = 4;  // tokens of a chunk, tiles of the ring, query rows of a block
 
@@ -27,7 +27,7 @@ template <typename E, uint32_t kC, uint32_t kP, uint32_t kS, uint32_t kV, uint32
 struct TileOf {
   using Element = E;
   using QueryElement = bf16;
-  static constexpr uint32_t kThreads = 128, kCols = kC, kTokens = 32, kPitch = kP, kSteps = kS, kValueDims = kV;
+  static constexpr uint32_t kThreads = 128, kCols = kC, kTokens = 32, kStages = ::kStages, kPitch = kP, kSteps = kS, kValueDims = kV;
   static constexpr uint32_t kWarpsM = kM, kWarpsN = kN, kWarpsK = kK, kPieces = kPiecesOf, kLanes = kLanesOf, kTogether = kTogetherOf;
   static constexpr float kSlack = 8.0f;
 };
@@ -70,24 +70,30 @@ __device__ __forceinline__ void attend(const uint8_t* pool, const float* scales,
   __shared__ alignas(16) typename Shape::Query queries;
   __shared__ alignas(16) typename Shape::Scores scores;
   __shared__ Weights<kCols, kT> weights;
-  __shared__ const uint8_t *rows[kMost], *scale_rows[kMost];
+  __shared__ const uint8_t *rows[kStages][kT], *scale_rows[kStages][kT];
   __shared__ alignas(16) float qk_scales[kCols], shrinks[kCols], largest_scales[Tile::kWarpsM][Scales::kGroups];
   __shared__ Merged<Tile> merged;
   const KvChunk chunk = chunks[blockIdx.x];
   const uint32_t thread = threadIdx.x, warp = thread / 32, at_ring = matrix_address(ring), count = chunk.end - chunk.begin, tiles = (count + kT - 1) / kT;
-  const int32_t place = thread < count ? places[blockIdx.x * kMost + thread] : -1;
-  rows[thread] = place < 0 ? nullptr : pool + place * Tile::kPieces * 16;
-  scale_rows[thread] = place < 0 ? nullptr : (const uint8_t*)(scales + place * Scales::kGroups);
   for (uint32_t i = thread; i < sizeof(ring) / 4; i += Tile::kThreads) ((uint32_t*)ring)[i] = 0xffffffffu;  // NaN, if anything reads them
   __syncthreads();
+  const auto look_up = [&](uint32_t tile, uint32_t token) {
+    const uint32_t n = tile * kT + token;
+    return n < count ? places[blockIdx.x * kMost + n] : -1;
+  };
+  const auto place = [&](uint32_t stage, uint32_t, uint32_t token, int32_t found) {
+    rows[stage][token] = found < 0 ? nullptr : pool + found * Tile::kPieces * 16;
+    scale_rows[stage][token] = found < 0 ? nullptr : (const uint8_t*)(scales + found * Scales::kGroups);
+  };
   const auto fetch = [&](uint32_t tile, uint32_t stage) {
     if (tile < tiles) {
-      copy_rows_async<Tile>(at_ring + stage * kStageBytes, rows + tile * kT);
-      if constexpr (Tile::kBeside) copy_scales_async<Tile, Scales>(at_ring + stage * kStageBytes + Scales::kAt, scale_rows + tile * kT);
+      copy_rows_async<Tile>(at_ring + stage * kStageBytes, rows[stage]);
+      if constexpr (Tile::kBeside) copy_scales_async<Tile, Scales>(at_ring + stage * kStageBytes + Scales::kAt, scale_rows[stage]);
     }
     cp_async_commit();
   };
-  for (uint32_t tile = 0; tile + 1 < kStages; ++tile) fetch(tile, tile);
+  auto source = copied_tiles<Tile>(look_up, place, fetch);
+  source.sync_begin();
   for (uint32_t col = warp; col < kCols; col += 4) {
     QueryColumn<Tile, typename Tile::Key> x;
     x.load(q + ((chunk.row + min(col / kGroup, chunk.rows - 1)) * kGroup + col % kGroup) * kDims, col / kGroup < chunk.rows);
@@ -108,13 +114,9 @@ __device__ __forceinline__ void attend(const uint8_t* pool, const float* scales,
   ColumnSoftmax sums;
   ValueSums<Tile> out_sums;
   ScaleUnit unit;
-  uint32_t stage = 0;
 #pragma unroll 1
   for (uint32_t tile = 0; tile < tiles; ++tile) {
-    cp_async_wait<kStages - 2>();
-    __syncthreads();
-    fetch(tile + kStages - 1, ring_at<kStages>(stage, kStages - 1));
-    const uint32_t at = at_ring + stage * kStageBytes;
+    const uint32_t stage = source.sync_tile(tile), at = at_ring + stage * kStageBytes;
     Products<Tile> s;
     if constexpr (Tile::kScaled) {
       multiply_scaled_qk<Scales>(s, largest_scales, at, ring[stage], query);
@@ -142,6 +144,7 @@ __device__ __forceinline__ void attend(const uint8_t* pool, const float* scales,
       const float largest = largest_scale(largest_scales, group);
       if (unit.below(largest)) out_sums.multiply(unit.raise(largest));
     }
+    source.place_next(tile);
 #pragma unroll
     for (uint32_t k = 0; k < kT / 16; ++k) {
       uint32_t operands[kCols / 8][2];
@@ -149,7 +152,6 @@ __device__ __forceinline__ void attend(const uint8_t* pool, const float* scales,
       if constexpr (Tile::kScaled) scale_weights<Scales>(operands, ring[stage], k, group, unit);
       multiply_pv(out_sums, at, operands, k);
     }
-    stage = ring_at<kStages>(stage, 1);
   }
   cp_async_wait<0>();
   __syncthreads();

@@ -1,4 +1,5 @@
-// row_units.cuh: tiles of two lists of rows, 32 e4m3 with a scale each 16 and 16 bf16, as bf16; and the units of one row by hand.
+// row_units.cuh, and RoundedTiles of latent_sources.cuh: tiles of two lists of rows, 32 e4m3 with a scale each 16 and 16 bf16, as
+// bf16; and the units of one row by hand.
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/base/fault.cuh"
@@ -7,6 +8,7 @@
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
+#include "../../../templates/device/attention/latent_sources.cuh"
 #include "../../../templates/device/attention/row_units.cuh"
 
 constexpr uint32_t kRowBytes = 64, kPageTokens = 4;
@@ -57,30 +59,34 @@ struct KeyRole {
 
 struct Tile {
   using Element = bf16;
-  static constexpr uint32_t kThreads = 64, kTokens = 32, kPitch = 112, kRowUnits = 3;
+  static constexpr uint32_t kThreads = 64, kTokens = 32, kStages = 2, kPitch = 112, kRowUnits = 3;
 };
 extern "C" __global__ void __launch_bounds__(64) row_units_tiles(const int32_t* first, const int32_t* second, uint8_t* codes, float* scales, uint32_t* tiles,
                                                                  uint32_t* lists_of, uint32_t* entries_of, bf16* units) {
   using Units = TileUnits<Tile>;
   __shared__ KeyList lists[2];
-  __shared__ uint32_t entries[32];
-  __shared__ alignas(16) uint8_t rows[32 * 112];
+  __shared__ uint32_t entries[2][32];
+  __shared__ alignas(16) uint8_t rows[2][32 * 112];
   const Cache cache = {codes, scales, 5};
-  const uint32_t i = threadIdx.x;
+  const uint32_t i = threadIdx.x, count = 3;
   if (i == 0) lists[0] = {first, 5, 0};
   if (i == 0) lists[1] = {second, 33, 1};
+  for (uint32_t n = i; n < 2 * 32 * 28; n += 64) ((uint32_t*)rows)[n] = 0;  // also between rows
   __syncthreads();
-  for (uint32_t tile = 0; tile < 3; ++tile) {
+  Units units_of_tile;
+  const auto look_up = [&](uint32_t tile, uint32_t token) { return listed_entry<Tile>(lists, tile, token); };
+  const auto place = [&](uint32_t stage, uint32_t tile, uint32_t token, int32_t found) {
+    entries_of[tile * 32 + token] = entries[stage][token] = (uint32_t)found;
+  };
+  const auto load = [&](uint32_t tile) { load_units<KeyRole>(units_of_tile, cache, entries[tile % 2]); };
+  const auto store = [&](uint32_t tile) { store_units<KeyRole>(rows[tile % 2], units_of_tile, cache); };
+  auto source = rounded_tiles<Tile>(count, look_up, place, load, store);
+  source.sync_begin();
+  for (uint32_t tile = 0; tile < count; ++tile) {
+    const uint32_t stage = source.sync_tile(tile);
     if (i == 0) lists_of[tile] = list_of(lists, tile);
-    if (i < 32) entries_of[tile * 32 + i] = entries[i] = listed_entry<Tile>(lists, tile, i);
-    for (uint32_t n = i; n < 32 * 28; n += 64) ((uint32_t*)rows)[n] = 0;
-    __syncthreads();
-    Units units_of_tile;
-    load_units<KeyRole>(units_of_tile, cache, entries);
-    store_units<KeyRole>(rows, units_of_tile, cache);
-    __syncthreads();
-    for (uint32_t n = i; n < 32 * 28; n += 64) tiles[tile * 32 * 28 + n] = ((const uint32_t*)rows)[n];
-    __syncthreads();
+    for (uint32_t n = i; n < 32 * 28; n += 64) tiles[tile * 32 * 28 + n] = ((const uint32_t*)rows[stage])[n];
+    source.place_next(tile);
   }
   // Thread i as unit i of a tile: where it lies, and 16 dims of row `token` of page 2.
   const uint32_t token = Units::token(0) % kPageTokens, dim = Units::dim(0);
