@@ -49,28 +49,28 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "registers": ("release_registers<40>();", 0, None, "deadlock"),
     "K empty": ("mbarrier_wait(&shared.k_empty[stage]", 0, None, "bad_mbarrier in_flight race"),
     "K empty parity": ("k_empty[stage], number / kStages & 1 ^ 1", 0, "k_empty[stage], number / kStages & 1", "deadlock"),
-    "V empty": ("mbarrier_wait(&shared.v_empty[before]", 0, None, "bad_mbarrier in_flight race"),
+    "V empty": ("mbarrier_wait(&shared.v_empty[stage_before]", 0, None, "bad_mbarrier in_flight race"),
     "V empty parity": ("(number - 1) / kStages & 1 ^ 1", 0, "(number - 1) / kStages & 1", "deadlock"),
     "K expected": ("k_full[stage], 2 * kTokens * kKeyDims)", 0, "k_full[stage], 0)", "in_flight race deadlock"),
-    "V expected": ("v_full[before], 2 * kTokens * kValueDims)", 0, "v_full[before], 0)", "in_flight race deadlock"),
+    "V expected": ("v_full[stage_before], 2 * kTokens * kValueDims)", 0, "v_full[stage_before], 0)", "in_flight race deadlock"),
     "Q empty": ("mbarrier_wait(&shared.q_empty", 0, None, "race deadlock in_flight bad_mbarrier"),
     "Q copies": ("cp_async_wait<0>();", 0, None, "in_flight"),
     "Q fence": ("fence_async_shared();", 0, None, "proxy_fence"),
     "Q arrive": ("mbarrier_arrive(&shared.q_full);", 0, None, "deadlock"),
     "Q full": ("mbarrier_wait(&shared.q_full", 0, None, f"{UNREAD} proxy_fence"),
-    "Q full parity": ("q_full, entries & 1", 0, "q_full, 0", "race in_flight proxy_fence deadlock"),
+    "Q full parity": ("share, num_entries_done & 1", 0, "share, 0", "race in_flight proxy_fence deadlock"),
     "first K full": ("mbarrier_wait(&shared.k_full[place.stage]", 0, None, UNREAD),
     "K full": ("mbarrier_wait(&shared.k_full[next.stage]", 0, None, UNREAD),
     "K full parity": ("k_full[next.stage], next.parity", 0, "k_full[next.stage], 0", "in_flight race"),
-    "V full": ("mbarrier_wait(&shared.v_full[place.stage]", 1, None, UNREAD),
-    "last V full": ("mbarrier_wait(&shared.v_full[place.stage]", 2, None, UNREAD),
-    "V full before it is read": ("mbarrier_wait(&shared.v_full[place.stage]", 0, None, UNREAD),
-    "first K read": ("release(&shared.k_empty[place.stage]", 0, None, "deadlock"),
-    "K read": ("release(&shared.k_empty[next.stage]);", 0, None, "deadlock"),
-    "V read": ("release(&shared.v_empty[place.stage]);", 0, None, "deadlock"),
-    "last V read": ("release(&shared.v_empty[place.stage]);", 1, None, "deadlock"),
-    "Q read": ("if (!narrow && tile + 2 == end_tile) release(&shared.q_empty);", 0, None, "deadlock"),
-    "lanes before an arrival": ("__syncwarp();", 2, None, "race"),
+    "V full": ("mbarrier_wait(&shared.v_full[place.stage]", 0, None, UNREAD),
+    "last V full": ("mbarrier_wait(&shared.v_full[place.stage]", 1, None, UNREAD),
+    "V full before it is read": ("mbarrier_wait(&share.shared.v_full[place.stage]", 0, None, UNREAD),
+    "first K read": ("share.release(&shared.k_empty[place.stage]", 0, None, "deadlock"),
+    "K read": ("share.release(&shared.k_empty[next.stage]);", 0, None, "deadlock"),
+    "V read": ("share.release(&shared.v_empty[place.stage]);", 0, None, "deadlock"),
+    "last V read": ("share.release(&shared.v_empty[place.stage]);", 1, None, "deadlock"),
+    "Q read": ("if (!share.narrow && tile + 2 == end_tile) share.release(&shared.q_empty);", 0, None, "deadlock"),
+    "lanes before an arrival": ("__syncwarp();", 0, None, "race"),
     "first fence": ("wgmma_fence();", 0, None, "missing_fence"),
     "fence of S": ("wgmma_fence();", 1, None, "missing_fence"),
     "fence of the last O": ("wgmma_fence();", 3, None, "missing_fence"),
@@ -82,13 +82,15 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "wait for O": ("wgmma_wait<0>();", 1, None, "in_flight"),
     "wait for a chunk": ("wgmma_wait<0>();", 1, None, "in_flight"),
     "last wait": ("wgmma_wait<0>();", 2, None, "in_flight"),
-    "columns before zeros": ("named_barrier(barrier, threads);  // all columns have them", 0, None, "race"),
+    "columns before zeros": ("named_barrier(barrier, threads);  // all columns have added them", 0, None, "race"),
     "fence of zeros": ("fence_async_shared();", 1, None, "proxy_fence"),
     "zeros before products": ("named_barrier(barrier, threads);  // they are zeros", 0, None, "race proxy_fence in_flight"),
     # Narrow entries: the last ones of both requests.
-    "arrivals for two": ("if (lane < step) mbarrier_arrive(empty);", 0, "if (lane == 0) mbarrier_arrive(empty);", "deadlock"),
-    "Q read by narrow ones": ("if (group == 0) release(&shared.q_empty);", 0, None, "deadlock"),
-    "one warpgroup's columns": ("narrow ? 4 + group : 3, threads = narrow ? 128", 0, "3, threads = narrow ? 256", "deadlock"),
+    "arrivals for two": ("if (threadIdx.x % 32 < step())", 0, "if (threadIdx.x % 32 == 0)", "deadlock"),
+    "Q read by narrow ones": ("if (share.group == 0) share.release(&share.shared.q_empty);", 0, None, "deadlock"),
+    "one warpgroup's columns": (
+        "4 + share.group : 3, threads = share.narrow ? 128", 0, "3 : 3, threads = share.narrow ? 256", "deadlock"
+    ),
     "Q before sums": ("named_barrier(id, threads);  // products with Q are done", 0, None, "in_flight race uninitialised"),
     "dims before the next": ("if (first > 0) named_barrier(id, threads);", 0, None, "race"),
     "sums before they are read": ("named_barrier(id, threads);  // they are there", 0, None, "race"),
@@ -99,10 +101,10 @@ WITHOUT: Final[dict[str, tuple[str, int, str | None, str]]] = {
     "work full parity": ("full[place], round / 2 & 1", 0, "full[place], 0", "race deadlock bad_mbarrier"),
     "lanes before work is read": ("__syncwarp();", 0, None, "race"),
     "work read": ("mbarrier_arrive(&empty[place]);", 0, None, "deadlock"),
-    "codes: K copied": ("mbarrier_wait(&shared.k_copied[own]", 0, None, UNREAD),
-    "codes: K copied parity": ("k_copied[own], number & 1", 0, "k_copied[own], 0", "in_flight race"),
-    "codes: V copied": ("mbarrier_wait(&shared.v_copied[own]", 0, None, UNREAD),
-    "codes: V copied parity": ("v_copied[own], number & 1", 0, "v_copied[own], 0", "in_flight race"),
+    "codes: K copied": ("mbarrier_wait(&shared.k_copied[own.warp]", 0, None, UNREAD),
+    "codes: K copied parity": ("k_copied[own.warp], number & 1", 0, "k_copied[own.warp], 0", "in_flight race"),
+    "codes: V copied": ("mbarrier_wait(&shared.v_copied[own.warp]", 0, None, UNREAD),
+    "codes: V copied parity": ("v_copied[own.warp], number & 1", 0, "v_copied[own.warp], 0", "in_flight race"),
     "codes: K expected": ("KeyCodes::kRows * KeyCodes::kBytes", 0, "0", UNREAD),
     "codes: V expected": ("ValueCodes::kRows * ValueCodes::kBytes", 0, "0", UNREAD),
     "codes: V empty": ("mbarrier_wait(&shared.v_empty[stage]", 0, None, "bad_mbarrier in_flight race"),
@@ -130,7 +132,7 @@ LEFT_OUT: Final = tuple(WITHOUT) if "KVGEN_FAMILY" in os.environ else SOME
 
 
 # A length changes while the kernel runs: copying warps are told another one than the others.
-TOLD: Final = "(cache, chunk.b, chunk.rows) != chunk.tokens"
+TOLD: Final = "(call.cache, chunk.b, chunk.rows) != chunk.tokens"
 
 
 def changed(kernels: KernelSet, name: str, change: tuple[str, int, str | None], folder: Path) -> ModuleType:
@@ -182,7 +184,7 @@ def test_a_length_that_changes_meanwhile(kernels: KernelSet, tmp_path: Path, mon
     """One thread reads it for its block: warps that read it each could wait for each other for ever. Entries have their result,
     or are stale as a whole."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    told = TOLD.replace("!=", "+ (cache.batch == 2 ? threadIdx.x < 256 : threadIdx.x >= 256) !=")
+    told = TOLD.replace("!=", "+ (call.cache.batch == 2 ? threadIdx.x < 256 : threadIdx.x >= 256) !=")
     module = changed(kernels, f"told_{kernels.name}", (TOLD, 0, told), tmp_path)
     monkeypatch.setitem(harness._packages, kernels.name, (kernels, module))
     batch = replace(PLAIN, totals=(300, 170), new=(0,) * 2)

@@ -56,6 +56,16 @@ class AttentionCall:
     maps: bool = False
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """The parameters that every function of the kernel may read: all but tensor maps."""
+        return tuple(p for p in self.params if "TensorMap" not in p)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of `arguments`."""
+        return tuple(p.rpartition(" ")[2] for p in self.arguments)
+
+    @property
     def column_blocks(self) -> int:
         """Blocks that share a chunk."""
         return self.kv_heads // self.heads * self.tiles

@@ -5,11 +5,22 @@
 #include "row_tile.cuh"
 #include "tile_copy.cuh"
 
+struct HeadOfEntry {
+  uint32_t entry, head;
+};
+
 // The entries of a plan, and the rows of no request: [0, first_row) and [end_row, num_rows).
 struct RowPlan {
   uint32_t stamp, count, heads_together;
   uint32_t first_row, end_row;
   bool orphans;  // those rows become NaN
+
+  // The entry and the kv head of a work. Works are `heads_together` heads of every entry, then the next heads of every entry:
+  // blocks that run at once share K and V.
+  __device__ __forceinline__ HeadOfEntry head_of(uint32_t work) const {
+    const uint32_t section = work / (count * heads_together), in_section = work % (count * heads_together);
+    return {in_section / heads_together, section * heads_together + in_section % heads_together};
+  }
 };
 
 // The plan for this call. A plan of another call, or garbage, is Fault::plan, and all rows then belong to no request.
