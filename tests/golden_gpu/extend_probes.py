@@ -1,4 +1,4 @@
-"""What extend reads of a plan, and what a tile's blocks leave each other (kernels/extend_tiles.cu)."""
+"""A plan as extend reads it, and the partial results of a tile's blocks (kernels/extend_tiles.cu)."""
 
 from __future__ import annotations
 
@@ -138,6 +138,27 @@ def _plans(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+ENTRIES_OF_WORKS, WORKS = 3, 12  # works: 3 entries, 4 heads
+TOGETHER: Final = (1, 2, 4)  # heads of every entry, then the next heads
+
+
+def _works_inputs() -> dict[str, Array]:
+    return {"places": np.full((len(TOGETHER), WORKS, 2), UNUSED, np.uint32)}
+
+
+def _works(_: Arrays) -> dict[str, Wanted]:
+    found = []
+    for together in TOGETHER:
+        order = [
+            (entry, first + head)
+            for first in range(0, HEADS, together)
+            for entry in range(ENTRIES_OF_WORKS)
+            for head in range(together)
+        ]
+        found.append(order)
+    return {"places": exact(np.array(found, np.uint32))}
+
+
 # Partial results ------------------------------------------------------------------------------------------------------
 
 RESULTS, OF_HEADS = 3, 2
@@ -155,16 +176,16 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * self.warps
 
     def column(self, m: int, h: int) -> Array:
-        """Of each thread."""
+        """The column of each thread."""
         thread = np.arange(self.threads)
         return thread // 32 * 16 * self.tiles + 16 * m + thread % 32 // 4 + 8 * h
 
     def dim(self, d: int, r: int) -> Array:
-        """Of each thread's element r of tile d."""
+        """The dim of each thread's element r of tile d."""
         n = 2 * (np.arange(self.threads) % 4) + r % 2
         return 16 * (d // 2) + (2 * n + d % 2 if self.spread else n + d % 2 * 8)
 
@@ -268,6 +289,7 @@ def probes() -> list[Probe]:
     tail = [u32(4 * WORDS), u32(BATCH), u32(ROWS)]
     return [
         Probe("library_extend_plans", UNIT, "extend_plans", _plans_inputs, _plans, MOST_CHUNKS, plans, tail=tail),
+        Probe("library_extend_works", UNIT, "extend_works", _works_inputs, _works, WORKS, (len(TOGETHER), 1, 1)),
         *merging,
         Probe("library_extend_factors", UNIT, "extend_factors", _factors_inputs, _factors, 32),
     ]

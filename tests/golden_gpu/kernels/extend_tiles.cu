@@ -14,6 +14,14 @@ extern "C" __global__ void extend_plans(uint8_t* workspaces, uint32_t* plans, Kv
   entries[blockIdx.x * 4 + threadIdx.x] = read_row_tile<3>(plan_in(workspace, sizes, 4), 77, threadIdx.x, batch, num_rows, 2);
 }
 
+// A block a number of heads together, a thread a work: its entry, its kv head.
+extern "C" __global__ void extend_works(uint32_t* places) {
+  const RowPlan plan = {0, 3, 1u << blockIdx.x, 0, 0, false};
+  const HeadOfEntry place = plan.head_of(threadIdx.x);
+  uint32_t* to = places + 2 * (blockIdx.x * blockDim.x + threadIdx.x);
+  to[0] = place.entry, to[1] = place.head;
+}
+
 using Wide = TileOf<PlainK<bf16>, PlainV<bf16>, 32, 8, 2, 2>;  // 6 tiles of 8 dims
 using Narrow = TileOf<PlainK<e4m3>, PlainV<e4m3>, 32, 8, 4>;   // 8 of them, 32 columns of a warp
 
