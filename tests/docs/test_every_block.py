@@ -38,7 +38,7 @@ TESTED: Final = {
     ("operations.md", "ops."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("operations.md", "workspace = mla_decode.workspace"): ("tests/ops/test_mla_sources.py", "workspace, three, two)"),
     ("presets.md", "from kvgen import"): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
-    ("review.md", '"mla_decode": {"sm_80"'): ("tests/test_choose.py", '"candidates"'),
+    ("review.md", '"mla_decode": {"sm_90a"'): ("tests/test_choose.py", '"candidates"'),
     ("quantization.md", "cache = Paged(..."): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("operations.md", "cache=Latent("): ("tests/docs/test_every_block.py", "test_operations_that_pages_show"),
     ("quantization.md", "from kvgen.schema.codebooks"): (
