@@ -35,11 +35,10 @@ _CONSUMERS: Final = 32 * _WARPS
 _OTHER_SHARED: Final = 2048
 _MOST_STAGES: Final = 4
 # Registers of a thread that copies and of one that multiplies: of 168 at the start the copying warpgroup leaves 128.
-_PRODUCER: Final = 40
-_CONSUMER: Final = 232
-# The same where the copying warpgroup widens codes.
-_WIDENER: Final = 72
-_WIDENED: Final = 216
+# Tensor copies need the fewest, rows that come 16 bytes at a time an address a lane, widening the codes themselves.
+_TENSOR_COPIES: Final = (40, 232)
+_ROW_COPIES: Final = (56, 224)
+_WIDENING: Final = (72, 216)
 # Columns of q that one of its warps loads at once, beside codes of 4 bits and of 8.
 _AT_ONCE: Final = {4: 2, 8: 4}
 
@@ -190,9 +189,9 @@ def _widening_why_not(problem: ExtendProblem) -> str:
         return "weights are relative to the scales of a tile of V, whichever tokens of it a row sees"
     if scores or (masks and scaled and cache.v_dim > 64):
         what = "a score function" if scores else "masks and scales of tokens"
-        return f"{what} and sums of {cache.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
+        return f"{what} and sums of {cache.v_dim} dims do not fit {_WIDENING[1]} registers, which widening leaves"
     if cache.v_dim > 192:
-        return f"sums of {cache.v_dim} dims do not fit {_WIDENED} registers, which widening leaves"
+        return f"sums of {cache.v_dim} dims do not fit {_WIDENING[1]} registers, which widening leaves"
     if key.powers != value.powers:
         return "one of K and V becomes bf16, beside e8m0 scales of dims, and the other f16"
     halves = 128 // tile_tokens(cache)  # threads of a row
@@ -311,6 +310,7 @@ def _context(problem: ExtendProblem, arch: Architecture, d: AttentionCall) -> Ex
             base_two=d.attend.plain,
             q_scaled=d.q_scaled,
         )
+    producer, consumer = _WIDENING if w else _ROW_COPIES if by_rows(cache) else _TENSOR_COPIES
     return ExtendSm90(
         d=d,
         operand=dtype(cache.dtype).c if w is None else "bf16" if key.powers else "f16",
@@ -327,8 +327,8 @@ def _context(problem: ExtendProblem, arch: Architecture, d: AttentionCall) -> Ex
         k_head_groups=k_steps[1],
         v_head_chunks=v_steps[0],
         v_head_groups=v_steps[1],
-        producer_registers=_PRODUCER if w is None else _WIDENER,
-        consumer_registers=_CONSUMER if w is None else _WIDENED,
+        producer_registers=producer,
+        consumer_registers=consumer,
         slack=SLACK,
         shared_bytes=shared_bytes(cache, arch),
         ping_pong=max(cache.head_dim, cache.v_dim) > 64 or stages % 2 == 1,
