@@ -30,7 +30,7 @@ class Step:
         self.latent = self.cache.head_dim - part if part else 0
         self.q_dim = op.q_dim or part or self.cache.head_dim
         self.rotary_dim = 0 if self.rope is None else self.rope.dim or part or self.cache.head_dim
-        # Of a proportional rope with pairs apart, the dims from the first that rotates to the last.
+        # Dims from the first that rotates to the last; in a proportional rope with pairs apart others lie between them.
         self.rotary_span = self.rotary_dim
         if self.rope is not None and self.rope.proportional and self.rope.style == "neox":
             self.rotary_span = (self.cache.head_dim + self.rotary_dim) // 2

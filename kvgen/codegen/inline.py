@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvgen.architectures import DEFAULT_ARCHS, Arch
 from kvgen.codegen.emit import render_all, units_of
 from kvgen.codegen.package import GENERATED, imported
-from kvgen.compile import cache_folder, compile_many, default_cache, jit_allowed, quick_on_cpu
+from kvgen.compile import Job, cache_folder, compile_many, default_cache, jit_allowed, quick_on_cpu
 from kvgen.errors import DeviceError, SpecError, ToolError
 from kvgen.files import read_bytes
 from kvgen.ops.custom import Custom, Rule
@@ -93,8 +93,8 @@ def compile_kernel(
         raise SpecError(str(error)) from None
     loaded = LoadedSet(kernels, "kvgen.compile_kernel", "")
     files = render_all([loaded])
-    jobs = [(unit, target, "ptx") for unit in units_of(loaded, files, GENERATED) for target in kernels.arch]
-    compile_many(jobs, cache=default_cache(), quick=quick_on_cpu())  # type: ignore[arg-type]
+    jobs: list[Job] = [(unit, target, "ptx") for unit in units_of(loaded, files, GENERATED) for target in kernels.arch]
+    compile_many(jobs, cache=default_cache(), quick=quick_on_cpu())
     package = imported(cache_folder(), name, tuple(files.values()))
     folder = Path(str(package.__file__)).parent
     return CompiledKernel(name, package.Cache, getattr(package, name), folder)

@@ -28,6 +28,7 @@ from kvgen.lowering.attention import decode_mma, decode_simt
 from kvgen.lowering.attention.decode_mma import DecodeMma
 from kvgen.lowering.attention.extend_sm90 import Widening
 from kvgen.lowering.attention.masks_scores import AttentionContext
+from kvgen.lowering.attention.mla_mma import MlaMma
 from kvgen.lowering.attention.operand import Operand
 from kvgen.lowering.cache_header import CacheContext
 from kvgen.lowering.offsets import OffsetContext
@@ -399,7 +400,7 @@ def subjects(
 ) -> set[Subject]:
     """The subjects of a kernel on an architecture: of its template's context, its cache's, and those of `others` by namespace."""
     name = PurePath(template).name.removesuffix(".cu.j2")
-    if getattr(context, "rounded", False):
+    if isinstance(context, MlaMma) and context.row.rounded:
         name = f"{name} rounded"  # other device code brings rows to shared memory than where they are copied
     found: dict[tuple[str, frozenset[str]], None] = {}
 

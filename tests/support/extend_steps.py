@@ -141,7 +141,7 @@ def step(
     if offsets:
         found.row_offsets = offsets_of(counts, index_name(kernels, op), batch.leading)
     if dominant and not level:
-        # Of many rows the last ones: the more tokens are dominant, the less each one weighs.
+        # The last rows alone, if there are many: the more tokens are dominant, the less each one weighs.
         raise_edges(scene, q, totals, rows=[(a if b - a <= 32 else b - 8, b) for a, b in ranges], given=found.numerics)
     return found
 

@@ -107,7 +107,7 @@ def kernels_of(kernels: KernelSet, archs: Sequence[str]) -> tuple[str, ...]:
     """The kernel of a set's mla_decode on each architecture: its template, and `rounded` where mla_mma rounds rows."""
     plans = [op_of(kernels).plan(kernels)[0].on(arch) for arch in archs]
     names = [plan.template.removeprefix("ops/").removesuffix(".cu.j2") for plan in plans]
-    rounded = [isinstance(plan.context, MlaMma) and plan.context.rounded for plan in plans]
+    rounded = [isinstance(plan.context, MlaMma) and plan.context.row.rounded for plan in plans]
     return tuple(f"{name} rounded" if of else name for name, of in zip(names, rounded, strict=True))
 
 

@@ -94,8 +94,8 @@ class MlaMma:
     """Everything ops/mla_mma.cu.j2 reads.
 
     `lists` name rows, or there are none, and a request's page table does. `row` says how a latent row lies in shared memory,
-    its V as `v_elem`; `shape` how a block divides its work. `rounded`: rows come through registers, which round them to one type;
-    else they are copied. `ranged`: codes are multiplied in f16, and Q is brought into its range.
+    its V as `v_elem`; `shape` how a block divides its work. `ranged`: codes are multiplied in f16, and Q
+    is brought into its range.
     """
 
     d: AttentionCall
@@ -107,7 +107,6 @@ class MlaMma:
     head_dim: int
     qk_scale: str
     v_elem: str
-    rounded: bool
     ranged: bool
 
 
@@ -271,6 +270,5 @@ def _context(problem: MlaProblem, row: LatentRow, s: Shape, d: AttentionCall) ->
         head_dim=cache.head_dim,
         qk_scale=problem.qk_scale,
         v_elem=kind.c,
-        rounded=row.rounded,
         ranged=_ranged(row, cache),
     )
