@@ -143,6 +143,13 @@ def test_long_lists(kernels: KernelSet) -> None:
     call(scene, q, **arguments)
 
 
+@pytest.mark.parametrize("kernels", PLANNED, ids=lambda kernels: kernels.name)
+def test_short_lists_of_many_rows(kernels: KernelSet) -> None:
+    """A block has several rows one after another: the next row's tiles come when the row before has been stored."""
+    scene, q, arguments = step(kernels, some(kernels, fill="nan"), 12, (37, 20, 5)[: 1 + len(op_of(kernels).sources)])
+    call(scene, q, **arguments)
+
+
 @ALL
 def test_hostile_lists(kernels: KernelSet) -> None:
     """An index that a cache does not have, a count that is negative or above the list's width: that row is NaN, the others keep
