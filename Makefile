@@ -111,6 +111,7 @@ campaign: $(VENV)/installed-test .venv-nvrtc/got ## drawn specs, all pairs of th
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/ops/test_extend*.py tests/ops/test_split.py tests/ops/test_plan.py tests/ops/test_decode_masks.py tests/ops/test_decode_rows.py tests/ops/test_decode_scales.py tests/ops/test_decode_page_lists.py tests/ops/test_scaled_rows.py tests/ops/test_power_scales.py tests/ops/test_mla_*.py tests/ops/test_indexer_candidates.py tests/accessor/test_bytes.py tests/models/test_prompts.py tests/models/test_recorded.py tests/compressed tests/golden_gpu -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/forms -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest @tests/forms/alike.txt -n auto --dist worksteal
+	KVGEN_FAMILY=1 $(BIN)/python -m pytest -m campaign -n auto --dist worksteal
 	KVGEN_FAMILY=1 $(BIN)/python -m pytest tests/test_run_gpu*.py tests/verify/test_families.py tests/verify/test_cases.py tests/cli/test_bench*.py tests/cli/test_demo.py -n auto --dist worksteal
 	KVGEN_GARBAGE=$${KVGEN_GARBAGE:-2000} $(BIN)/python -m pytest tests/ops/test_workspace.py -n auto --dist worksteal
 	KVGEN_GRID=$${KVGEN_GRID:-full:0/20} $(BIN)/python -m pytest tests/accessor -n auto --dist worksteal

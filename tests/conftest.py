@@ -33,6 +33,7 @@ _LEFT_OUT = pytest.StashKey[dict[str, int]]()
 _WHY = {
     "gpu": "tests marked gpu deselected: no GPU here",
     "alike": "tests of tests/forms/alike.txt left to make campaign",
+    "campaign": "tests marked campaign left to make campaign",
 }
 
 
@@ -81,8 +82,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = _of_operation(kind, items)
         config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
         items[:] = chosen
-    gpu = [item for item in items if item.get_closest_marker("gpu")]
-    for why, left_out in (("gpu", [] if has_gpu() else gpu), ("alike", alike.of_campaign(config, items))):
+    of_gpu, dear = ([item for item in items if item.get_closest_marker(mark)] for mark in ("gpu", "campaign"))
+    apart = {
+        "gpu": [] if has_gpu() else of_gpu,
+        "alike": alike.of_campaign(config, items),
+        "campaign": [] if alike.all_wanted(config) else dear,
+    }
+    for why, left_out in apart.items():
         if left_out:
             gone = set(left_out)
             items[:] = [item for item in items if item not in gone]

@@ -19,6 +19,7 @@ def test_without_cubins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert said.count("\n|") == len(beside_fa3.PEERS) + 1  # and no set that nobody has named
 
 
+@pytest.mark.campaign
 @needs_tool
 def test_a_set_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """64 dims: a tile takes between what its products take and twice that, the copying warps included."""

@@ -133,6 +133,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.campaign
 def test_two_checkouts_give_the_same_bytes(tmp_path: Path) -> None:
     """SOURCE_DATE_EPOCH is the only time in them; without it the build backend has one of its own."""
     jobs = [(kind, epoch) for kind in ("wheel", "sdist") for epoch in (None, 1_750_000_000)]

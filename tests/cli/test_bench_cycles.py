@@ -53,6 +53,7 @@ def test_a_decode() -> None:
     assert {name: facts[name] for name in found["facts"]} == found["facts"]
 
 
+@pytest.mark.campaign
 @needs_tool
 def test_a_launch() -> None:
     shown = bench("llama3_8b/decode", "--batch", "1", "--tokens", "512", "--device", "H100 SXM").stdout
@@ -81,7 +82,7 @@ def test_a_mixed_step_is_printed() -> None:
 
 
 def test_the_planners_chunks() -> None:
-    """Of 3 x 1024 tokens for 132 multiprocessors: all tokens once, in the SM parts that the workspace has room for."""
+    """A plan of 3 x 1024 tokens for 132 multiprocessors: all tokens once, in the SM parts that the workspace has room for."""
     loaded = next(iter(load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")))
     op = next(op for op in loaded.kernels.ops if op.kind == "decode")
     with generated(ROOT / "generated", "llama3_8b") as package:
@@ -102,7 +103,7 @@ def test_rows_of_lists_in_turn() -> None:
 
 
 def test_rows_of_lists_that_are_planned() -> None:
-    """Of 3 rows whose lists name 640 keys each: all keys once, each row divided among SM parts."""
+    """A plan of 3 rows whose lists name 640 keys each: all keys once, each row divided among SM parts."""
     path = "specs/deepseek_v4_flash.py"
     loaded = next(item for item in load_file(ROOT / path, path) if item.kernels.name == "deepseek_v4_flash_tp8")
     with generated(ROOT / "generated", "deepseek_v4_flash_tp8") as package:
@@ -112,6 +113,7 @@ def test_rows_of_lists_that_are_planned() -> None:
     assert sum(map(sum, found.parts)) == 3 * 640 and found.pieces > 1
 
 
+@pytest.mark.campaign
 @needs_tool
 def test_the_last_architecture_with_a_table() -> None:
     """sm_100f has none: its set is replayed for sm_90a, and asked for by name it is refused."""

@@ -155,6 +155,7 @@ def test_an_operation_that_it_does_not_know(empty: Folder) -> None:
     assert json.loads(empty.kvgen("bench", "counts", "--batch", "1", "--tokens", "1", "--json").stdout)["operations"]
 
 
+@pytest.mark.campaign
 def test_a_prompt_is_moved_once(fused: Folder) -> None:
     """4096 consecutive tokens: sectors of everything that rows are, beside the fewest."""
     for name in ("llama", "qwen", "qkv"):

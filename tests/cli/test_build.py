@@ -254,6 +254,7 @@ def test_what_stays_on_cuda_cores_is_said(slow: Folder) -> None:
     ]
 
 
+@pytest.mark.campaign
 @needs_tool
 def test_recorded_trips_say_how_slow(slow: Folder) -> None:
     """An interval of percent, between the trips at both latencies; of another text nothing is said."""

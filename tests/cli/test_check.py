@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvgen.cli import attention_cycles, candidates
 from kvgen.cli.resources_json import installed
 
 from .conftest import Folder
@@ -128,7 +129,9 @@ def test_check_loads_no_cuda(built: Folder, monkeypatch: pytest.MonkeyPatch) -> 
     assert not [n for n in sys.modules if n.split(".")[0] == "cuda"]
 
 
-def test_resources_are_stale_when_the_text_is_another(built: Folder) -> None:
+def test_resources_are_stale_when_the_text_is_another(built: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "others", lambda *_: [])
+    monkeypatch.setattr(attention_cycles, "replayed", lambda *_: None)
     built.kvgen("compile", "tiny", "--record")
     assert findings(built, code=0) == {}
     built.spec("tiny", page_size=32)

@@ -85,9 +85,7 @@ def test_files_and_records_come_and_go_with_architectures(small: Folder) -> None
     two, one = ({path: data.decode() for path, data in tree.items()} for tree in (before, small.tree()))
     for old, new, state in ((two, one, "removed"), (one, two, "added")):
         states = {(d.kernel, d.arch): d.state for d in deltas_of(old, new, "generated")}
-        assert (
-            states["small/extend_sm_90a", "sm_90a"] == states["small/extend_plan_sm_90a", "sm_90a"] == state
-        )
+        assert states["small/extend_sm_90a", "sm_90a"] == states["small/extend_plan_sm_90a", "sm_90a"] == state
     small.change("specs/small.py", '"sm_80"', '"sm_80", "sm_90a"')
     small.kvgen("build", "small/extend")
     assert file.read_text(encoding="utf-8") == text
