@@ -2,21 +2,26 @@
 
 CPU seconds of this process and of the compilers it starts, over all xdist workers: NVRTC, the translation of PTX to C,
 the compilers of C and C++, execution on the CPU machine, collection, and the rest (Python: specs, plans, oracles, comparison).
+build/times.json has those of each test: compiling, and all else.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 _COLUMNS: Final = ("nvrtc", "translate", "host compiler", "execution", "rest")
+FILE: Final = Path(__file__).resolve().parent.parent / "build" / "times.json"
 _SPENT = pytest.StashKey[Counter[tuple[str, str]]]()
+_EACH = pytest.StashKey[dict[str, tuple[float, float]]]()
 _spent: Counter[str] = Counter()
 _counts: Counter[str] = Counter()
 
@@ -47,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from kvgen.emulator import host, launch
 
     config.stash[_SPENT] = Counter()
+    config.stash[_EACH] = {}
     _timed(nvrtc, "compile_text", "nvrtc", time.thread_time)
     _timed(host, "parse", "translate", time.thread_time)
     _timed(host, "translate", "translate", time.thread_time)
@@ -82,7 +88,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begin, children = time.process_time(), _children()
     result = yield
     folder = "/".join(item.nodeid.split("::")[0].split("/")[:3])
-    _note(item.config, folder, time.process_time() - begin, _children() - children)
+    seconds, others = time.process_time() - begin, _children() - children
+    compiling = sum(_spent[column] for column in _COLUMNS[:3])
+    item.config.stash[_EACH][item.nodeid] = (round(compiling, 3), round(seconds + others - compiling, 3))
+    _note(item.config, folder, seconds, others)
     return result
 
 
@@ -90,15 +99,19 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["time_split"] = [[f, c, s] for (f, c), s in session.config.stash[_SPENT].items()]
+        output["times"] = session.config.stash[_EACH]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     for folder, column, seconds in getattr(node, "workeroutput", {}).get("time_split", ()):
         node.config.stash[_SPENT][folder, column] += seconds
+    node.config.stash[_EACH].update(getattr(node, "workeroutput", {}).get("times", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    FILE.parent.mkdir(exist_ok=True)
+    FILE.write_text(json.dumps(config.stash[_EACH], indent=0), encoding="utf-8")
     spent = config.stash[_SPENT]
     by_folder: Counter[str] = Counter()
     for (folder, column), seconds in spent.items():
