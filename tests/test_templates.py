@@ -181,7 +181,7 @@ def test_a_loop_guards_whole_lines(template: str) -> None:
 # Names in a set, and no choice inside a print ------------------------------------------------------------------------------
 
 # Templates that still break the two rules. The list shrinks to nothing: a clean template must leave it.
-STILL_TO_DO = ("ops/decode_mma.cu.j2", "ops/extend_mma.cu.j2")
+STILL_TO_DO = ("ops/extend_mma.cu.j2",)
 STATEMENTS = ("break", "continue", "return")
 
 
