@@ -91,13 +91,13 @@ SEVERAL: Final = frozenset(
 # Numbers by which code branches.
 STEPS: Final = frozenset(
     [
-        "apart",
         "batch",
         "issue",
         "k_width",
         "lanes",
         "m_tiles",
         "n_tiles",
+        "own_query",
         "row_width",
         "run",
         "search_lanes",
@@ -482,7 +482,7 @@ def _operand(operand: Operand, around: object) -> Iterator[str]:
     if isinstance(around, Widening):
         return
     yield from ["tables"] * operand.tables
-    yield from ["scales_anywhere"] * (decode and not operand.scales_aligned)
+    yield from ["scales_unaligned"] * (decode and not operand.scales_aligned)
     yield from (f"{of}_access={operand.access}", f"{of}_scale_run={operand.scale_run}")
     if isinstance(around, DecodeMma) and (operand.groups if of == "k" else around.value_groups) > 1:
         yield f"several {of}_groups"
@@ -597,7 +597,7 @@ def _asked(attend: AttentionContext) -> set[str]:
         "masks": attend.masked,
         "function": attend.traced,
         "spelled mask": attend.spelled_mask,
-        "hides": attend.hides,
+        "mask_differs_by_row": attend.mask_differs_by_row,
     }
     return {kind for kind, has in kinds.items() if has}
 

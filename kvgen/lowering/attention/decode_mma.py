@@ -87,12 +87,12 @@ class DecodeMma:
     run: int
     value_groups: int
     scales: bool
-    expands: bool
-    v_weighted: bool
+    scales_as_f16: bool
+    scale_in_p: bool
     padded: bool
-    apart: bool
+    rows_differ: bool
     query_held: bool
-    ranged: bool
+    q_normalized: bool
     qk_scale: str
     usual_scale: bool
 
@@ -273,7 +273,7 @@ def _context(problem: DecodeProblem, s: Shape, d: AttentionCall) -> DecodeMma:
     cache = problem.cache
     k, v = lower(cache).segments
     key, value = operands(cache, d.columns, s.heads)
-    rows_differ = d.rows > 1 or d.attend.hides
+    rows_differ = d.rows > 1 or d.attend.mask_differs_by_row
     weighted = not rows_differ and carried_by_weights(cache, s.n_tiles)
     return DecodeMma(
         d=d,
@@ -287,12 +287,12 @@ def _context(problem: DecodeProblem, s: Shape, d: AttentionCall) -> DecodeMma:
         run=run_of(cache, s.tokens),
         value_groups=value.segment.scales.groups if weighted and value.segment.scales else value.groups,
         scales=bool({key.path, value.path} - {"none", "given"}),
-        expands=any(x.grouped and not x.direct and not x.powers for x in (key, value)),
-        v_weighted=weighted,
+        scales_as_f16=any(x.grouped and not x.direct and not x.powers for x in (key, value)),
+        scale_in_p=weighted,
         padded=bool(key.bytes % 16 or value.bytes % 16),
-        apart=rows_differ,
+        rows_differ=rows_differ,
         query_held=2 * -(-k.size // 16) * s.n_tiles <= QUERY_REGISTERS and 4 * -(-v.size // 16) * s.n_tiles <= 96,
-        ranged=d.factored,
+        q_normalized=d.factored,
         qk_scale=float_literal(problem.scale),
         usual_scale=problem.scale == 1 / math.sqrt(cache.head_dim),
     )

@@ -72,9 +72,9 @@ class ExtendMma:
     chunk_tokens: int
     run: int
     scales: bool
-    expands: bool
+    scales_as_f16: bool
     padded: bool
-    ranged: bool
+    q_normalized: bool
     qk_scale: str
     usual_scale: bool
 
@@ -187,9 +187,9 @@ def _context(problem: ExtendProblem, s: Shape, d: AttentionCall) -> ExtendMma:
         chunk_tokens=problem.chunk,
         run=run_of(cache, s.tokens),
         scales=bool({key.path, value.path} - {"none", "given"}),
-        expands=any(x.grouped and not x.powers for x in (key, value)),
+        scales_as_f16=any(x.grouped and not x.powers for x in (key, value)),
         padded=bool(key.bytes % 32 or value.bytes % 32),
-        ranged=d.factored,
+        q_normalized=d.factored,
         qk_scale=float_literal(problem.scale),
         usual_scale=problem.scale == 1 / math.sqrt(cache.head_dim),
     )

@@ -25,7 +25,7 @@ class CodedRow:
     latent: int
     group_dims: int
     row_bytes: int
-    scales_apart: bool
+    scales_in_footer: bool
     scale_bytes: int
 
 
@@ -79,11 +79,11 @@ def _with_scales(codes: Segment, end: int) -> CodedRow | None:
     step = (scales.region.stride_of("token") or 0) * scales.dtype.bytes
     at = scales.region.byte_offset - codes.region.byte_offset
     if scales.base == codes.base and at == end == size and step == _step(codes) and size // group == 16:
-        return CodedRow(size, group, end + 16, scales_apart=False, scale_bytes=16)
+        return CodedRow(size, group, end + 16, scales_in_footer=False, scale_bytes=16)
     wide = 8 if group == 64 else 16
     if step != wide or (scales.base == codes.base and at % wide):
         return None
-    return CodedRow(size, group, end, scales_apart=True, scale_bytes=wide)
+    return CodedRow(size, group, end, scales_in_footer=True, scale_bytes=wide)
 
 
 def _in_bytes(segment: Segment, nbytes: int) -> bool:

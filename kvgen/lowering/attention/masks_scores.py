@@ -59,7 +59,7 @@ class AttentionContext:
     block: int = 0
 
     @property
-    def hides(self) -> bool:
+    def mask_differs_by_row(self) -> bool:
         """One query head or row may see a token that another at its position does not."""
         return self.masked or self.traced
 
@@ -76,7 +76,7 @@ class AttentionContext:
         return not (self.causal or self.chunk or self.ahead or self.block)
 
     @property
-    def asks(self) -> bool:
+    def elementwise_score(self) -> bool:
         """Every score is looked at: by visible(), by score(), or both."""
         return self.masked or not self.plain
 

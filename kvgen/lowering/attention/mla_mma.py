@@ -70,7 +70,7 @@ class Shape:
     """A block's work: `cols` columns, tiles of `tokens` tokens, `stages` of them in shared memory.
 
     Warps of K Q^T: `warps_m` along tokens, `warps_n` along columns, `warps_k` along dims. Q is held in registers if `held`,
-    else read from shared memory, where it stands `apart` from the ring (else, at first, in the ring's last stage).
+    else read from shared memory, with memory of its own if `own_query` (else, at first, in the ring's last stage).
     """
 
     cols: int
@@ -80,7 +80,7 @@ class Shape:
     warps_n: int
     warps_k: int
     held: bool
-    apart: bool
+    own_query: bool
     memory: SharedBytes
 
     @property
@@ -94,7 +94,7 @@ class MlaMma:
     """Everything ops/mla_mma.cu.j2 reads.
 
     `lists` name rows, or there are none, and a request's page table does. `row` says how a latent row lies in shared memory,
-    its V as `v_elem`; `shape` how a block divides its work. `ranged`: codes are multiplied in f16, and Q
+    its V as `v_elem`; `shape` how a block divides its work. `q_normalized`: codes are multiplied in f16, and Q
     is brought into its range.
     """
 
@@ -107,7 +107,7 @@ class MlaMma:
     head_dim: int
     qk_scale: str
     v_elem: str
-    ranged: bool
+    q_normalized: bool
 
 
 def check_row(cache: Cache, at: str) -> None:
@@ -225,18 +225,18 @@ def shape(row: LatentRow, cache: Cache, columns: int, arch: Architecture) -> Sha
 
 def _shape(row: LatentRow, cache: Cache, cols: int, arch: Architecture) -> Shape | None:
     """A block of so many columns; None where there is no room for two stages."""
-    codes = _ranged(row, cache)
+    codes = _q_normalized(row, cache)
     tokens = 64 if codes and cols <= 16 else 32
     warps_m, warps_n, held = tokens // 16, max(1, cols // 16), cols <= 32
     warps_k = WARPS // (warps_m * warps_n)
     query, tile = 2 * cols * cache.head_dim, tokens * (row.pitch + 4 * row.groups * row.pool_scales)
-    apart = not held or query > tile
+    own_query = not held or query > tile
     # A copied row has an address for each of its runs and for its scales; a rounded one a number.
     place = 4 if row.rounded else 8 * (len(row.runs) + row.pool_scales)
     size = SharedBytes(
         rows=tile,
         addresses=place * tokens,
-        query=query * apart,
+        query=query * own_query,
         scores=4 * warps_k * cols * (tokens + 4),
         weights=2 * cols * tokens,
         columns=4 * cols * (1 + codes),
@@ -248,10 +248,10 @@ def _shape(row: LatentRow, cache: Cache, cols: int, arch: Architecture) -> Shape
     out = 4 * cols * (cache.latent_part + 6)
     if stages < 2 or stages * tile + size.query + size.scores < out:
         return None
-    return Shape(cols, tokens, Stages.on(arch, stages), warps_m, warps_n, warps_k, held, apart, size)
+    return Shape(cols, tokens, Stages.on(arch, stages), warps_m, warps_n, warps_k, held, own_query, size)
 
 
-def _ranged(row: LatentRow, cache: Cache) -> bool:
+def _q_normalized(row: LatentRow, cache: Cache) -> bool:
     """Products are of codes."""
     return not row.rounded and cache.quants["k"] is not None
 
@@ -270,5 +270,5 @@ def _context(problem: MlaProblem, row: LatentRow, s: Shape, d: AttentionCall) ->
         head_dim=cache.head_dim,
         qk_scale=problem.qk_scale,
         v_elem=kind.c,
-        ranged=_ranged(row, cache),
+        q_normalized=_q_normalized(row, cache),
     )

@@ -40,7 +40,7 @@ class Shape:
     latent: int
     group_dims: int
     row_bytes: int
-    scales_apart: bool
+    scales_in_footer: bool
     scale_bytes: int
     pitch: int
     scale_pitch: int
@@ -79,7 +79,7 @@ def fit(problem: MlaProblem, arch: Architecture) -> Fit | WhyNot:
     if not counts:
         return WhyNot(f"{LEAST_STAGES} tiles of every pair do not fit shared memory")
     found = replace(found, stages=Stages.on(arch, counts[-1]))
-    nbytes = row.row_bytes + row.scale_bytes * row.scales_apart
+    nbytes = row.row_bytes + row.scale_bytes * row.scales_in_footer
     return Fit(
         how=f"codes as they are stored, half of {DIMS} dims a warp; tokens on M",
         context=partial(_context, problem, found),
@@ -110,7 +110,7 @@ def fit(problem: MlaProblem, arch: Architecture) -> Fit | WhyNot:
 def _shape(row: CodedRow, cols: int) -> Shape:
     """A block of so many columns, without its stages."""
     pitch = (row.row_bytes // 16 | 1) * 16
-    apart = row.scale_bytes * row.scales_apart
+    apart = row.scale_bytes * row.scales_in_footer
     return Shape(
         cols=cols,
         pairs=PAIRS,
@@ -118,10 +118,10 @@ def _shape(row: CodedRow, cols: int) -> Shape:
         latent=row.latent,
         group_dims=row.group_dims,
         row_bytes=row.row_bytes,
-        scales_apart=row.scales_apart,
+        scales_in_footer=row.scales_in_footer,
         scale_bytes=row.scale_bytes,
         pitch=pitch,
-        scale_pitch=row.scale_bytes if row.scales_apart else pitch,
+        scale_pitch=row.scale_bytes if row.scales_in_footer else pitch,
         held=HELD[cols],
         stages=Stages(()),
         ring_bytes=PAIRS * TOKENS * (pitch + apart),

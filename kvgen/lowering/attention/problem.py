@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from kvgen.architectures import Architecture
 from kvgen.expr.nodes import Expr
@@ -14,6 +14,11 @@ from kvgen.plan.kernel import KernelPlan
 from kvgen.plan.params import Param, PoolMap
 from kvgen.plan.split_plan import SplitPlan
 from kvgen.schema.cache import Cache
+
+# Names of parameters that say where rows of q and out lie, and how their numbers are scaled; and of the error word.
+_ROWS: Final = frozenset(
+    ["q", "out", "lse", "sinks", "q_scale", "out_scale", "q_stride", "out_stride", "num_rows", "errors"]
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,19 @@ class AttentionCall:
     def names(self) -> tuple[str, ...]:
         """The names of `arguments`."""
         return tuple(p.rpartition(" ")[2] for p in self.arguments)
+
+    @property
+    def row_arguments(self) -> tuple[str, ...]:
+        """The parameters that functions of decode read: rows, their scales and strides, and the error word.
+
+        The kernel itself reads the plan, lists and offsets.
+        """
+        return tuple(p for p in self.arguments if p.rpartition(" ")[2] in _ROWS)
+
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """The names of `row_arguments`."""
+        return tuple(p.rpartition(" ")[2] for p in self.row_arguments)
 
     @property
     def column_blocks(self) -> int:
