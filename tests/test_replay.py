@@ -155,6 +155,7 @@ def test_sizes_by_architecture() -> None:
         assert extend.KERNEL.file == "extend.cu"
 
 
+@pytest.mark.campaign
 def test_batches_of_a_decode_with_sinks(project: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     spec(project, 'ops.Decode(sinks="lse")')
     project.change("generated/tiny/decode.cu", "  pdl_wait();", "  __syncthreads();\n  pdl_wait();")

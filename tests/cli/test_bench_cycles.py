@@ -60,6 +60,7 @@ def test_a_launch() -> None:
     assert "H100 SXM" in shown and "one launch:" in shown and " % of reachable" in shown
 
 
+@pytest.mark.campaign
 def test_a_mixed_step() -> None:
     """A prompt beside requests that decode: shorter than one after the other, no shorter than the longer one alone."""
     loaded = next(iter(load_file(ROOT / "specs/llama3_8b.py", "specs/llama3_8b.py")))

@@ -24,8 +24,9 @@ def test_a_written_page(path: str) -> None:
     assert (ROOT / path).read_text(encoding="utf-8") == WRITTEN[path](), "`python -m docpages` writes it"
 
 
+@pytest.mark.campaign
 def test_the_counts_of_performance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one set, counted anew, without extend, whose bytes tests/cli/test_demo.py compares with the README's; `python -m
+    """The lines of one set, counted anew, without extend, whose bytes tests/cli/test_demo.py compares with the README's; `python -m
     docpages --run` counts them all."""
     shown = block_of((ROOT / "docs/performance.md").read_text(encoding="utf-8"), "counted").splitlines()
     assert {line.split("|")[1].split("/")[0].strip() for line in shown[2:]} == set(results.COUNTED)

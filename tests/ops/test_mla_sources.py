@@ -146,7 +146,7 @@ def test_long_lists(kernels: KernelSet) -> None:
 @pytest.mark.parametrize("kernels", PLANNED, ids=lambda kernels: kernels.name)
 def test_short_lists_of_many_rows(kernels: KernelSet) -> None:
     """A block has several rows one after another: the next row's tiles come when the row before has been stored."""
-    scene, q, arguments = step(kernels, some(kernels, fill="nan"), 12, (37, 20, 5)[: 1 + len(op_of(kernels).sources)])
+    scene, q, arguments = step(kernels, some(kernels, fill="nan"), 8, (20, 20, 5)[: 1 + len(op_of(kernels).sources)])
     call(scene, q, **arguments)
 
 

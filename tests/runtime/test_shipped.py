@@ -177,6 +177,7 @@ def test_a_set_compiled_anew_replaces_its_launchers(tmp_path: Path) -> None:
     assert kvgen.load(found.digest, cubins=tmp_path) is modules[1]
 
 
+@pytest.mark.campaign
 def test_a_kernel_with_a_file_for_an_architecture(tmp_path: Path) -> None:
     """Each file is compiled for its own architectures, and a set is there for one where either file is."""
     cache = Latent(dtype="bf16", latent_dim=512, rope_dim=64, page_size=64)
