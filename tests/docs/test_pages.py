@@ -26,8 +26,10 @@ def test_a_written_page(path: str) -> None:
 
 @pytest.mark.campaign
 def test_the_counts_of_performance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lines of one set, counted anew, without extend, whose bytes tests/cli/test_demo.py compares with the README's; `python -m
-    docpages --run` counts them all."""
+    """The lines of one set, counted anew, without extend, whose bytes tests/cli/test_demo.py compares with the README's.
+
+    `python -m docpages --run` counts all of them.
+    """
     shown = block_of((ROOT / "docs/performance.md").read_text(encoding="utf-8"), "counted").splitlines()
     assert {line.split("|")[1].split("/")[0].strip() for line in shown[2:]} == set(results.COUNTED)
     counted = ["llama3_8b/append", "llama3_8b/gather", "llama3_8b/decode"]

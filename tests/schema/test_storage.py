@@ -32,7 +32,7 @@ from tests.schema.drawn import caches
 Ints = NDArray[np.int64]
 PAGES, LAYERS, OPEN_TOKENS = 2, 2, 3
 # Of any spec, and of each focus; a campaign draws more.
-EXAMPLES, FOCUSED = (500, 240) if "KVGEN_DRAWN" in os.environ else (100, 70)
+EXAMPLES, FOCUSED = (500, 240) if "KVGEN_DRAWN" in os.environ else (150, 100)
 
 
 @dataclass
