@@ -59,7 +59,7 @@ def test_what_a_kernel_is_told() -> None:
     assert (
         plain.plain
         and not plain.masked
-        and not plain.asks
+        and not plain.elementwise_score
         and not plain.params
         and (plain.window, plain.chunk) == (7, 0)
     )
@@ -68,7 +68,7 @@ def test_what_a_kernel_is_told() -> None:
     assert padded.padding and padded.params[0].untrusted
     tree = context(Mask(tree="mask", padding=True))
     assert [p.name for p in tree.params] == ["valid_tokens", "mask", "mask_stride", "mask_columns"]
-    assert tree.masked and tree.asks and tree.values == ("mask", "mask_stride", "mask_columns")
+    assert tree.masked and tree.elementwise_score and tree.values == ("mask", "mask_stride", "mask_columns")
 
 
 MASKS: Final = {
