@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,11 +57,20 @@ def equivalents(text: str) -> dict[tuple[str, str, str], str]:
     return found
 
 
+def including(header: str) -> set[str]:
+    """The templates that include a header, by its file's name."""
+    named = re.compile(rf'#include "(?:[^"]*/)?{re.escape(Path(header).name)}"')
+    folder = ROOT / "templates"
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {p.relative_to(folder).as_posix() for p in files if named.search(p.read_text(encoding="utf-8"))}
+
+
 def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
     """Tests that execute the mutant's line, cheap ones and those of different functions first.
 
     Lines without instructions of their own (constants, declarations) have those of the nearest lines of the template that do;
-    so have conditions at compile time, which run in the kernels of one side only.
+    so have conditions at compile time, which run in the kernels of one side only. A header without such lines has the tests of the
+    templates that include it.
     """
     found = cover.lines.get(mutant.place, [])
     if not found or "constexpr" in mutant.before:
@@ -68,6 +78,11 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
         nearest = sorted(numbers, key=lambda n: (abs(n - mutant.line), n < mutant.line))[:3]
         beside = (ran for n in nearest for ran in cover.lines[f"{mutant.template}:{n}"])
         found = list(dict.fromkeys((*found, *beside)))
+    if not found:  # a header of declarations: tests of what includes it
+        above = including(mutant.template)
+        found = list(
+            dict.fromkeys(r for x, its in cover.lines.items() if x.rpartition(":")[0] in above for r in its[:2])
+        )
     turns: Counter[str] = Counter()
     ranked = []
     for ran in sorted(found, key=lambda r: r.seconds):
