@@ -69,8 +69,8 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
     """Tests that execute the mutant's line, cheap ones and those of different functions first.
 
     Lines without instructions of their own (constants, declarations) have those of the nearest lines of the template that do;
-    so have conditions at compile time, which run in the kernels of one side only. A header without such lines has the tests of the
-    templates that include it.
+    so have conditions at compile time, which run in the kernels of one side only. A header without such lines has the tests of
+    the templates that include it.
     """
     found = cover.lines.get(mutant.place, [])
     if not found or "constexpr" in mutant.before:
