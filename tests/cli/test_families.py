@@ -62,6 +62,7 @@ def compiled(folder: Folder, *arguments: str) -> list[tuple[str, str]]:
     return [(k["kernel"].removeprefix("small/"), k["arch"]) for k in found["kernels"]]
 
 
+@pytest.mark.campaign
 def test_files_and_records_come_and_go_with_architectures(small: Folder) -> None:
     """A file that is missing, one that no architecture has any more, and resources.json, which has each for its own."""
     assert sorted(p.name for p in (small.out / "small").glob("*.cu")) == FILES
