@@ -1,4 +1,4 @@
-"""Tests that a campaign alone runs: other tests of `make test` execute the forms of what they launch, and assert the same of it.
+"""Tests that a campaign alone runs: others of the same function stay in `make test`, and have the forms of what these launch.
 
 alike.txt has their ids, a line each. `make test` leaves them out and says how many; `make campaign` gives the file to pytest. A
 test that is named on the command line runs.

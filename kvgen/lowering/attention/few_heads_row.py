@@ -19,8 +19,11 @@ _HALF: Final = DIMS // 2
 
 @dataclass(frozen=True)
 class CodedRow:
-    """A row as every cache of the lists stores it: `latent` codes, then what is not quantized, a scale each `group_dims`
-    codes; `row_bytes` are copied of it. Its scales lie behind the codes, or apart: then `scale_bytes` of them are copied."""
+    """A row as every cache of the lists stores it: `latent` codes, then what is not quantized, a scale each `group_dims` codes.
+
+    `row_bytes` are copied of it. Its scales lie behind the codes; or, if `scales_in_footer`, in a footer of the page or a tensor of
+    their own: then `scale_bytes` of them are copied.
+    """
 
     latent: int
     group_dims: int
@@ -72,7 +75,7 @@ def _row_of(cache: Cache) -> CodedRow | None:
 
 
 def _with_scales(codes: Segment, end: int) -> CodedRow | None:
-    """A row of these codes, by where its scales lie: behind its bytes, or in whole words apart."""
+    """A row of these codes, by where its scales lie: behind its bytes, or in whole words of a footer or tensor."""
     scales = codes.scales
     assert scales is not None and scales.region is not None
     size, group = codes.size, scales.block[2]
