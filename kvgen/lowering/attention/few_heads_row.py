@@ -21,8 +21,8 @@ _HALF: Final = DIMS // 2
 class CodedRow:
     """A row as every cache of the lists stores it: `latent` codes, then what is not quantized, a scale each `group_dims` codes.
 
-    `row_bytes` are copied of it. Its scales lie behind the codes; or, if `scales_in_footer`, in a footer of the page or a tensor of
-    their own: then `scale_bytes` of them are copied.
+    `row_bytes` are copied of it. Its scales lie behind the codes; or, if `scales_in_footer`, in a footer of the page or a tensor
+    of their own: then `scale_bytes` of them are copied.
     """
 
     latent: int
