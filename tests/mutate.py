@@ -15,6 +15,7 @@ kvgen and tests are the same.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -65,19 +66,51 @@ def including(header: str) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in files if named.search(p.read_text(encoding="utf-8"))}
 
 
-def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
-    """Tests that execute the mutant's line, cheap ones and those of different functions first.
+@functools.cache
+def defined() -> dict[str, list[tuple[str, int, int]]]:
+    """Functions of device/ by name: the header, the definition's first line and its last one."""
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    folder = ROOT / "templates"
+    for path in sorted((folder / "device").rglob("*.cuh")):
+        text, header = path.read_text(encoding="utf-8"), path.relative_to(folder).as_posix()
+        for one in re.finditer(r"^__device__[^;{]*?\b(\w+)\([^;]*?\{.*?^\}", text, re.MULTILINE | re.DOTALL):
+            first, last = (text.count("\n", 0, at) + 1 for at in one.span())
+            found.setdefault(one[1], []).append((header, first, last))
+    return found
 
-    Lines without instructions of their own (constants, declarations) have those of the nearest lines of the template that do;
-    so have conditions at compile time, which run in the kernels of one side only. A header without such lines has the tests of
-    the templates that include it.
+
+def calling(mutant: Mutant, cover: Cover) -> list[Ran]:
+    """Tests that execute both the mutant's template and functions that its line calls.
+
+    The instructions of a line that only calls an inlined function belong to the function.
     """
-    found = cover.lines.get(mutant.place, [])
+    places = {
+        (header, n)
+        for name in re.findall(r"\b(\w+)(?:<[^;]*?>)?\(", mutant.before)
+        for header, first, last in defined().get(name, [])
+        for n in range(first, last + 1)
+    }
+    if not places:
+        return []
+    here = {r for line, its in cover.lines.items() if line.rpartition(":")[0] == mutant.template for r in its}
+    there = (ran for header, n in sorted(places) for ran in cover.lines.get(f"{header}:{n}", []))
+    return [ran for ran in dict.fromkeys(there) if ran in here]
+
+
+def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
+    """Tests that execute the mutant's line: those of different functions, of what it calls, and cheap ones first.
+
+    Lines without instructions of their own (calls, constants, declarations) have those of what they call and of the nearest
+    lines of the template that do; so have conditions at compile time, which run in the kernels of one side only. A header
+    without such lines has the tests of the templates that include it.
+    """
+    found, called = cover.lines.get(mutant.place, []), list[Ran]()
     if not found or "constexpr" in mutant.before:
+        called = calling(mutant, cover)
         numbers = [int(n) for t, _, n in (line.rpartition(":") for line in cover.lines) if t == mutant.template]
         nearest = sorted(numbers, key=lambda n: (abs(n - mutant.line), n < mutant.line))[:3]
         beside = (ran for n in nearest for ran in cover.lines[f"{mutant.template}:{n}"])
-        found = list(dict.fromkeys((*found, *beside)))
+        found = list(dict.fromkeys((*found, *called, *beside)))
     if not found:  # a header of declarations: tests of what includes it
         above = including(mutant.template)
         found = list(
@@ -86,9 +119,9 @@ def showing(mutant: Mutant, cover: Cover) -> list[Ran]:
     turns: Counter[str] = Counter()
     ranked = []
     for ran in sorted(found, key=lambda r: r.seconds):
-        ranked.append((turns[ran.function], ran.seconds, ran.test, ran))
+        ranked.append((turns[ran.function], ran not in called, ran.seconds, ran.test, ran))
         turns[ran.function] += 1
-    return [ran for *_, ran in sorted(ranked, key=lambda r: r[:3])]
+    return [ran for *_, ran in sorted(ranked, key=lambda r: r[:4])]
 
 
 def rounds(shown: Sequence[Ran]) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests import template_cover
 from tests.mutants import Mutant, drawn, mutants
-from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, equivalents, judged, rounds, showing
+from tests.mutate import EQUIVALENT, ROUNDS, WHOLE, calling, defined, equivalents, judged, rounds, showing
 from tests.template_cover import ALIKE, KEPT, ROOT, Cover, Ran
 
 
@@ -92,6 +92,18 @@ def test_a_line_without_instructions_has_the_tests_of_the_nearest() -> None:
     assert showing(mutant(28), covered())[0].test == "t.py::h"
     assert showing(mutant(12), covered())[0].test in ("t.py::h", "t.py::f[0]")
     assert not showing(Mutant("ops/b.cu.j2", 1, "", ""), covered())
+
+
+def test_a_line_that_only_calls_has_the_tests_of_what_it_calls() -> None:
+    """Tests of its own template come first; tests of other templates that call the function are left out."""
+    header, first, last = defined()["store_pad_heads"][0]
+    cover = covered()
+    for test in ("t.py::here[1]", "t.py::elsewhere[1]"):
+        cover.add(f"{header}:{last - 1}", Ran(test, 60.0, test))
+    cover.add("ops/a.cu.j2:30", Ran("t.py::here[1]", 60.0, "t.py::here[1]"))
+    here = Mutant("ops/a.cu.j2", 12, "  store_pad_heads<Pad, kThreads>(q_to, cache_slots, rows);", "")
+    assert first < last and [r.test for r in calling(here, cover)] == ["t.py::here[1]"]
+    assert showing(here, cover)[0].test == "t.py::here[1]"
 
 
 def test_the_last_round_has_whole_functions() -> None:

@@ -129,6 +129,19 @@ def test_what_is_wrong_stays_in_its_rows(damage: str) -> None:
     assert keys.max() < buffer_rows
 
 
+def test_a_bad_total_of_few_rows() -> None:
+    """A last offset of 0 makes every row padding; what is wrong is reported nevertheless."""
+    scene, offsets, rows = step(ENTRIES, replace(BATCH, new=(1, 1, 0), padding=0))
+    begins, buffer_rows = laid(BATCH)
+    offsets[-1] = 0
+    word, _, counts = check_combined(scene, offsets, np.full((rows, 5), -1, np.int32), begins, buffer_rows, 12)
+    report = describe(word)
+    assert report is not None and (report.code, report.position) == (Fault.ROW_OFFSETS, rows) and not counts.any()
+    word, _, _ = check_counted(scene, offsets, np.full((rows, 5), -1, np.int32))
+    report = describe(word)
+    assert report is not None and (report.code, report.position) == (Fault.ROW_OFFSETS, rows)
+
+
 def test_counts_of_what_is_wrong() -> None:
     """remap_indices: an id outside the pool, a bad length; lists of nobody."""
     scene, offsets, rows = step(ENTRIES, BATCH)

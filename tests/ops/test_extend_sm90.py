@@ -324,4 +324,4 @@ def test_bits_of_a_row_are_its_own() -> None:
     tries: list[tuple[int, int, tuple[int, ...]]] = [(430, 8, (1, 90)), (1, 1, (40,)), (1, 64, ()), (17, 4, (1,))]
     if "KVGEN_FAMILY" in os.environ:
         tries += [(rows, n, others) for rows in (2, 16, 33, 400) for n in (1, 7, 64) for others in ((), (1,), (300, 5))]
-    hold_bits_of_rows(MORE["invariant"], 430, tries)
+    hold_bits_of_rows(MORE["invariant"], 700, 430, tries)

@@ -384,6 +384,15 @@ def test_a_bad_position(name: str, value: int) -> None:
         assert describe(word) is None
 
 
+def test_a_bad_total() -> None:
+    """Rows in several blocks' parts. A last offset of 0 makes every row padding; what is wrong is reported nevertheless."""
+    call = call_for("channels", replace(STEP, new=(1, 0, 0), padding=0))
+    call.arguments["row_offsets"][-1] = 0
+    _, word = check(call)
+    report = describe(word)
+    assert report is not None and report.code is Fault.ROW_OFFSETS
+
+
 def test_past_the_table_of_angles() -> None:
     call = call_for("phi", replace(STEP, totals=(5, 40, 1)))
     call.arguments["cos_sin"] = call.arguments["cos_sin"][:38].copy()

@@ -81,6 +81,15 @@ def test_what_is_wrong_stays_in_its_rows(damage: str) -> None:
         assert (keys[counts == -1] == -1).all()
 
 
+def test_a_bad_total_of_few_rows() -> None:
+    """A last offset of 0 makes every row padding; what is wrong is reported nevertheless."""
+    scene, offsets, rows = step(ENTRIES, replace(BATCH, new=(1, 1, 0), padding=0))
+    offsets[-1] = 0
+    word, _, counts = check_list_keys(scene, rows, offsets, 12)
+    report = describe(word)
+    assert report is not None and (report.code, report.position) == (Fault.ROW_OFFSETS, rows) and not counts.any()
+
+
 def test_a_bad_page_of_a_window() -> None:
     """Whichever column of the ring's table it is in, and so whichever lane of the row's warp finds it: the row's count is -1."""
     for column in range(4):

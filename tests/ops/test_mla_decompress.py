@@ -150,6 +150,16 @@ def test_bad_data(name: str, label: str) -> None:
             assert out[part].tobytes() == good[part].tobytes()
 
 
+def test_one_block_reports_a_bad_total() -> None:
+    """A last offset of 0 makes every row padding: only the total says that something is wrong."""
+    scene, counted = scene_for(SETS["chunk_latent"], replace(PLAIN, totals=(3, 1), new=(0, 0)))
+    index = dtype(scene.cache.lengths_dtype).numpy()
+    rows, begins = np.array([0, 3, 0], index), np.zeros(2, index)
+    _, wanted = check(scene, "mla_decompress", 4, counted.astype(index), rows, begins)
+    report = describe(wanted.errors)
+    assert report is not None and (report.code, report.request) == (Fault.ROW_OFFSETS, 1)
+
+
 def test_nobody() -> None:
     """No requests, and no rows."""
     scene = scene_of(SETS["chunk_latent"], PLAIN)

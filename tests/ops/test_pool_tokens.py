@@ -125,7 +125,7 @@ def test_entries_are_those_of_the_sequence() -> None:
 
 
 def test_requests_do_not_see_each_other() -> None:
-    """The same request beside others leaves the same entries."""
+    """A request leaves the same entries beside others as alone."""
     found = []
     for others in (0, 2):
         sequence = sequence_of("overlap", plain(1 + others))
@@ -161,7 +161,7 @@ BAD = (-1, 2**31 - 1)
 @pytest.mark.parametrize("what", ["page_table", "state", "lengths", "row_offsets", "angles"])
 @pytest.mark.parametrize("name", SETS)
 def test_bad_device_data(name: str, what: str) -> None:
-    """What is wrong is reported, and nothing is stored for it; the other requests have their entries and rows."""
+    """Bad data is reported, and nothing is stored for it; the other requests have their entries and rows."""
     for bad in BAD:
         sequence = sequence_of(name, plain(3, fill="bytes", padding=1))
         scene = scene_of(sequence, (MOST,) * 3)
@@ -177,6 +177,12 @@ def test_bad_device_data(name: str, what: str) -> None:
         elif what == "angles" and "cos_sin" in sequence.fixed:
             sequence.fixed["cos_sin"] = sequence.fixed["cos_sin"][:16].copy()
         run_step(sequence, scene, before, new, offsets={1: 99} if what == "row_offsets" else {})
+
+
+def test_a_bad_total() -> None:
+    """A last offset of 0 makes every row padding; what is wrong is reported nevertheless."""
+    sequence = sequence_of(next(iter(SETS)), plain(3, fill="bytes"))
+    run_step(sequence, scene_of(sequence, (MOST,) * 3), (0, 0, 0), (1, 1, 0), offsets={3: 0})
 
 
 def test_a_table_that_ends() -> None:

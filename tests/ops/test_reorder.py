@@ -49,10 +49,16 @@ class Roomy(Scene):
             self.scale_pages += len(self.batch.totals) * self.cache.page_table.id_multiplier
 
 
-def scene_of(kernels: KernelSet, batch: Batch) -> Scene:
+class OneLayer(Roomy):
+    """A scene whose pools have one layer."""
+
+    layers = 1
+
+
+def scene_of(kernels: KernelSet, batch: Batch, kind: type[Scene] = Roomy) -> Scene:
     from tests.support.page_moves import scramble
 
-    scene = Roomy(kernels, batch, batch.totals)
+    scene = kind(kernels, batch, batch.totals)
     scramble(scene, scene.arrays())
     return scene
 
@@ -124,6 +130,13 @@ def test_beams(name: str, data: Any) -> None:
     scene, count = scene_of(SETS[name], batch), len(batch.totals)
     parents = data.draw(st.lists(st.integers(-1, count - 1), min_size=count, max_size=count))
     check(scene, parents_of(scene, parents), lengths=data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("name", ["moving_dense", "moving_ring"])
+def test_one_layer(name: str) -> None:
+    """The blocks of the only layer write the new table and the new lengths."""
+    scene = scene_of(SETS[name], replace(PLAIN, totals=(7, 5, 8), new=(0,) * 3), OneLayer)
+    check(scene, parents_of(scene, [1, 1, 2]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -298,7 +311,7 @@ def test_sums_are_not_written_over_the_rows() -> None:
 
 
 def test_fresh_pages_that_repeat() -> None:
-    """The same free page for two: it has the bytes of one of the sources in every 16; other pages are as they were."""
+    """Two requests are given one free page: it has the bytes of one of the sources in every 16; other pages are as they were."""
     scene = scene_of(SETS["moving_dense"], replace(PLAIN, totals=(17, 20, 7, 9), new=(0,) * 4))
     fresh, tables = fresh_of(scene), new_tables(scene)
     fresh["page_table"][...] = fresh["page_table"][0]

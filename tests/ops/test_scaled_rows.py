@@ -43,10 +43,10 @@ def per_token_head(kv_cache_dtype: Any) -> Paged:
     return presets.vllm_packed(**sizes, order="LBHNC", kv_cache_dtype=kv_cache_dtype)
 
 
-def norms(recipe: Any) -> Quant:
+def norms(recipe: Any, **more: Any) -> Quant:
     """Codes of a codebook of 16 values under a norm, as rotated keys have them: 16 + 2 bytes."""
     book = lloyd_max(4, 32)
-    return Quant(dtype="i4", scale_dtype="f16", codebook=book, recipe=recipe, place="row")
+    return Quant(dtype="i4", scale_dtype="f16", codebook=book, recipe=recipe, place="row", **more)
 
 
 CAMPAIGN: Final = "KVGEN_FAMILY" in os.environ
@@ -74,6 +74,15 @@ SETS: Final = {
     ),
     "book": decoded(
         "book", paged(layout=Layout(kv="page layer token head kv dim"), k_quant=norms("unit"), v_quant=norms("norm"))
+    ),
+    # Norms of V that readers correct, by fewer lanes than a warp has.
+    "corrected": decoded(
+        "corrected",
+        paged(
+            layout=Layout(kv="page layer token head kv dim"),
+            k_quant=norms("unit"),
+            v_quant=norms("norm", norm_correction=True),
+        ),
     ),
     "strided": decoded("strided", STRIDED),
     "int8": decoded("int8", per_token_head("int8_per_token_head")),

@@ -22,7 +22,7 @@ OTHERS = [n for n, s in (FAMILY | ENGINES).items() if s.cache.storage.residual]
 
 
 def set_lengths(scene: Scene, before: Sequence[int], new: Sequence[int]) -> None:
-    """What the engine says in a step; counts of CSR's last pages too."""
+    """Arguments that the engine gives a step; counts of CSR's last pages too."""
     after = scene.cache.lengths == "after"
     counts = [b + n if after else b for b, n in zip(before, new, strict=True)]
     if "lengths" in scene.tables:
@@ -93,6 +93,14 @@ def test_a_bad_page_in_the_middle(name: str) -> None:
     out, _, wanted = check_decode(scene, queries(scene, 2))
     assert np.isfinite(out[0].astype(np.float32)).all() and np.isnan(out[1].astype(np.float32)).all()
     assert describe(wanted.errors) is not None
+
+
+def test_a_bad_total() -> None:
+    """A last offset of 0 makes every row padding; what is wrong is reported nevertheless."""
+    scene = Scene(ALL["grouped_own"], replace(PLAIN, totals=(1, 1), new=(0, 0)), [0, 0])
+    offsets = offsets_of((1, 1), index_name(scene.kernels, "append"))
+    offsets[-1] = 0
+    check_append(scene, 1, row_offsets=offsets)
 
 
 @pytest.mark.parametrize("sealed", [0, 1, 3, 9, 28, 29, 31, 1000, 2**31 - 1, -1, -(2**31)])

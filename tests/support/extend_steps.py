@@ -146,9 +146,12 @@ def step(
     return found
 
 
-def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
-    """The last rows of a request of `total` tokens have the bits that they have in its whole prompt: `tries` are how many of
-    them, on how many multiprocessors, and the rows of other requests, with as many rows of padding."""
+def hold_bits_of_rows(
+    kernels: KernelSet, total: int, most: int, tries: Sequence[tuple[int, int, tuple[int, ...]]]
+) -> None:
+    """The last rows of a request of `total` tokens have the bits that they have among its last `most` rows, whose keys one
+    block reads: `tries` are how many of them, on how many multiprocessors, and the rows of other requests, with as many rows
+    of padding. Keys are cut in some of the tries."""
     rng = np.random.default_rng(5)
 
     def scene(rows: int, others: tuple[int, ...]) -> Step:
@@ -160,16 +163,24 @@ def hold_bits_of_rows(kernels: KernelSet, total: int, tries: Sequence[tuple[int,
             found.scene.write(0, token, [tokens.standard_normal((x.heads, x.dim)).astype(found.q.dtype) for x in roles])
         return found
 
-    whole = scene(total, ())
+    whole, cut = scene(most, ()), False
     whole.q[...] = rng.standard_normal(whole.q.shape)
     expected = whole.check(multiprocessors=1)
     for rows, multiprocessors, others in tries:
         again = scene(rows, others)
-        again.q[:rows] = whole.q[total - rows :]
-        out, lse, word = again.run(multiprocessors=multiprocessors)
+        again.q[:rows] = whole.q[most - rows :]
+        workspace = again.planned(multiprocessors=multiprocessors)
+        cut |= not others and chunks_of(workspace) > -(-rows * kernels.group // 64)
+        out, lse, word = again.run(workspace=workspace)
         assert word == 0
-        assert out[:rows].tobytes() == expected[0][total - rows :].tobytes(), (rows, multiprocessors, others)
-        assert lse[:rows].tobytes() == expected[1][total - rows :].tobytes(), (rows, multiprocessors, others)
+        assert out[:rows].tobytes() == expected[0][most - rows :].tobytes(), (rows, multiprocessors, others)
+        assert lse[:rows].tobytes() == expected[1][most - rows :].tobytes(), (rows, multiprocessors, others)
+    assert cut, "no keys were cut"
+
+
+def chunks_of(workspace: Any) -> int:
+    """Pieces of a plan."""
+    return int(np.frombuffer(workspace.view.owner[:64].tobytes(), np.uint32)[9])
 
 
 @st.composite

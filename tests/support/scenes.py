@@ -29,13 +29,15 @@ class Scene:
     `tables` are the table arguments of the generated Cache, `view` the oracle's reading of them. `fill` writes tokens.
     """
 
+    layers = LAYERS
+
     def __init__(self, kernels: KernelSet, batch: Batch, counts: Sequence[int]) -> None:
         """`counts[b]` is what lengths say of request b; batch.totals says how many tokens its table must hold."""
         self.kernels, self.batch, self.cache = kernels, batch, kernels.cache
         self.rng = np.random.default_rng(batch.seed)
         self.tokens = 1 if self.cache.ragged else self.cache.page_tokens or OPEN_TOKENS
         self.residual = self.cache.storage.residual
-        self.layer = int(self.rng.integers(LAYERS))
+        self.layer = int(self.rng.integers(self.layers))
         self._waiting: dict[tuple[int, int, int], Raw] = {}  # rows of K by layer, request and position
         self._rows: dict[int, tuple[Rows, ...]] = {}  # views of the scene's own memory, by layer
         self._lay_pages()
@@ -109,9 +111,9 @@ class Scene:
     def _lay_tensors(self) -> None:
         """Every tensor of the storage, in a dtype that it may have; given scales are numbers, the rest is `fill`."""
         cache, batch = self.cache, self.batch
-        sizes = {"pages": self.pages, "scale_pages": self.scale_pages, "layers": LAYERS, "tokens": self.tokens}
+        sizes = {"pages": self.pages, "scale_pages": self.scale_pages, "layers": self.layers, "tokens": self.tokens}
         sizes |= {"B": len(batch.totals), "rows": self.pages}
-        copies = LAYERS if cache.layout.layers == "pointers" else 1
+        copies = self.layers if cache.layout.layers == "pointers" else 1
         self.tensors: dict[str, list[Tensor]] = {}
         for tensor in cache.storage.tensors:
             element = tensor.dtypes[int(self.rng.integers(len(tensor.dtypes)))]

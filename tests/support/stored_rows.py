@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvgen import Block, KernelSet, Latent, Quant, ops
+from kvgen import Block, KernelSet, Latent, Paged, Quant, ops
 from kvgen.layout.dtypes import dtype
 from kvgen.reference import norm_cache, rotate_cache
 from kvgen.runtime import describe
@@ -87,6 +87,14 @@ SETS["inplace_whole_codes"] = KernelSet(
         quant_rope=True,
     ),
     ops=[ops.NormCache(name="norm_k")],
+    arch=["sm_90a"],
+)
+# A row is a block's, which has several groups of threads that could look for a row's request.
+SETS["inplace_one_row"] = KernelSet(
+    name="inplace_one_row",
+    q_heads=16,
+    cache=Paged(dtype="bf16", kv_heads=8, head_dim=128, page_size=4),
+    ops=[ops.RotateCache(name="rotate", rope=NEOX)],
     arch=["sm_90a"],
 )
 
@@ -181,7 +189,7 @@ def stored(name: str, batch: Batch) -> Scene:
 
 
 def one_launch(kind: type[Op]) -> None:
-    """Whether each operation of a kind is one launch."""
+    """Each operation of a kind is one launch."""
     name, step = "inplace_dense", replace(PLAIN, totals=(5, 40, 1), new=(2, 3, 1), padding=1)
     for op in of_kind(name, kind):
         with machine(mode="check") as log:

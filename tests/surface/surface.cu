@@ -28,6 +28,9 @@ __device__ void probe_role(const KVCache<R, Cache>& c, const void* base, uint32_
   using Op = KVCacheMHAOperand<C>;
   bool same = op.cache_length(b) == c.cache_length(b) && op.max_context_length() == c.max_context_length();
   same = same && op.template block_paged_ptr<1>(b, token, head, dim) == c.template block_paged_ptr<1>(b, token, head, dim);
+  const auto* first = c.template block_paged_ptr<1>(b, token, head);  // of dim 0
+  same = same && first == c.template block_paged_ptr<1>(b, token, head, 0);
+  if (first != nullptr) same = same && first == c.template block_paged_ptr<1>(c.page(b, token), head, token % c.cache.page_tokens);
   same = same && op.scales_block_paged_ptr(b, token, head, dim) == c.scales_block_paged_ptr(b, token, head, dim);
   same = same && op.scales_raw_ptr() == c.scales_raw_ptr();
   same = same && to_f32(op.template load_scale<1>(b, token, head, dim).e[0]) == to_f32(c.template load_scale<1>(b, head, token, dim).e[0]);
