@@ -252,15 +252,15 @@ def test_a_device_function_that_waits_says_so(device: dict[str, list[Function]])
 STORES_SAY_SO: Final = re.compile(r"store|write|merge|commit|report")
 # Those that store under other names: no memory of the pool or of a result.
 STORING: Final = {
-    "device/attention/latent_sources.cuh: sync_tile": 1,  # a tile that waited in registers, to its stage in shared memory
-    "device/attention/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
-    "device/attention/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
-    "device/attention/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
-    "device/attention/row_wgmma.cuh: sync_finish_of": 1,  # the same counter
-    "device/attention/row_wgmma.cuh: await_work": 1,  # what one warp has asked for, in shared memory
-    "device/attention/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
-    "device/attention/tile_scales.cuh: fetch": 1,  # the same, a fetch later
-    "device/attention/tile_scales.cuh: expand": 1,  # what products take of scales, in shared memory
+    "device/attention/mla/latent_sources.cuh: sync_tile": 1,  # a tile that waited in registers, to its stage in shared memory
+    "device/attention/common/merge.cuh: sync_finish_among": 1,  # the counter of a request's chunks, for the next launch
+    "device/attention/common/merge.cuh: weigh_partials": 1,  # weights of partial results, in shared memory
+    "device/attention/plan/plan_kv.cuh: sync_sums": 1,  # sums over the block, in shared memory
+    "device/attention/extend/row_wgmma.cuh: sync_finish_of": 1,  # the same counter
+    "device/attention/extend/row_wgmma.cuh: await_work": 1,  # what one warp has asked for, in shared memory
+    "device/attention/common/tile_scales.cuh: copy_any": 1,  # scales that no copy can bring, into the stage
+    "device/attention/common/tile_scales.cuh: fetch": 1,  # the same, a fetch later
+    "device/attention/common/tile_scales.cuh: expand": 1,  # what products take of scales, in shared memory
     "device/quant/elements.cuh: pack_pair": 1,  # two elements of a vector in registers
 }
 

@@ -21,7 +21,7 @@ from kvgen.runtime.cpu import machine
 from kvgen.schema.kernel_set import KernelSet, Op
 
 Bytes = NDArray[np.uint8]
-_STAMP: Final = 0x85EBCA6B  # what the list adds for every place (device/attention/split_kv.cuh)
+_STAMP: Final = 0x85EBCA6B  # what the list adds for every place (device/attention/plan/split_kv.cuh)
 _CHUNKS_AT, _STAMP_AT, _TOGETHER_AT = 9, 12, 15  # words of the header
 _BEGIN, _END, _PIECES, _FIRST = 4, 5, 7, 11  # of a chunk
 

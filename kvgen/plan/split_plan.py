@@ -7,13 +7,13 @@ from typing import Final
 
 from kvgen.errors import ArgumentError
 
-HEADER: Final = 64  # bytes: PlanHeader of device/attention/split_kv.cuh
+HEADER: Final = 64  # bytes: PlanHeader of device/attention/plan/split_kv.cuh
 KV_CHUNK: Final = 48  # KvChunk
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """How an operation's workspace is divided (Plan in device/attention/split_kv.cuh).
+    """How an operation's workspace is divided (Plan in device/attention/plan/split_kv.cuh).
 
     `columns` blocks share a chunk, one a kv head and tile of columns; of `blocks_per_sm` blocks that a multiprocessor holds
     at once each belongs to one SM part. A slot has the partial results of a chunk, `partial_bytes` for all columns.

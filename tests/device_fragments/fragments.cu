@@ -1,6 +1,6 @@
 // Tiles of 16 tokens through fragments.cuh: block b has tile b, a row of `pitch` bytes a token.
 #include "../../templates/device/base/types.cuh"
-#include "../../templates/device/attention/bf16_codes.cuh"
+#include "../../templates/device/attention/common/bf16_codes.cuh"
 
 // This warp's tile, as memory has it, in shared memory; where this lane's row begins.
 template <typename F>

@@ -1,4 +1,4 @@
-"""What widening codes to the tensor cores' operands costs in machine instructions."""
+"""Machine instructions that it takes to widen codes to the tensor cores' operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.quant.kernels import TYPES, unit
 
 _HEAD = """\
 #include "../device/base/types.cuh"
-#include "../device/attention/fragments.cuh"
+#include "../device/attention/common/fragments.cuh"
 
 template <typename E, bool Together, uint32_t N>
 __device__ __forceinline__ void widened(Vec<uint32_t, 4>* out, const Vec<uint32_t, 4>* in) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -13,7 +13,7 @@ from tests.golden_gpu.compare import Wanted
 from tests.golden_gpu.memory_probes import exact
 from tests.golden_gpu.numbers import Array
 from tests.golden_gpu.probe import Arrays, Probe, u32
-from tests.golden_gpu.split_kv_probes import CLAIMED, FAULTY, LENGTH, MAX, OFFSETS
+from tests.golden_gpu.split_kv_probes import CLAIMED, FAULTY, LENGTH, MAX, OFFSETS, _stamp_at, _stamp_of
 
 UNIT: Final = "plan_rows"
 LONGEST, TOLD, TILES = 400, 16, 800
@@ -40,7 +40,7 @@ class Split:
     slots: int
 
     def seen(self, whole: list[int], i: int) -> tuple[int, int]:
-        """What row i sees of its request."""
+        """The tokens of its request that row i sees."""
         rows, tokens, begin, end = whole[2:6]
         position = tokens - rows + i
         if self.window == 0:
@@ -104,7 +104,7 @@ def _tile(split: Split, whole: list[int], n: int) -> tuple[list[int], int]:
 
 
 def _cut(split: Split, tiles: Iterable[tuple[list[int], int]]) -> tuple[list[list[int]], int]:
-    """What is told of tiles, and the slots in use after them."""
+    """The facts of tiles that a kernel writes, and the slots in use after them."""
     found, slots = [], split.slots
     for chunk, keys in tiles:
         begin, end = chunk[4:6]
@@ -298,10 +298,13 @@ def _order_inputs() -> dict[str, Array]:
     }
 
 
-def _order(arrays: Arrays) -> dict[str, Wanted]:
-    """Each kind by cost; entries of both by when they begin, if each kind had a part of the blocks as large as what it costs."""
-    counts = arrays["counts"]
-    end = np.float32(0.85) * (np.float32(_cost(counts)) / np.float32(BLOCKS))
+def _keys(counts: Array, blocks: np.float32) -> tuple[list[tuple[np.float32, int, int]], list[list[np.float32]]]:
+    """(time, kind, number of its kind) of each entry, and the times of each kind by themselves.
+
+    Each kind is sorted by cost, the longest first. An entry begins when those before it end, if each kind had a part of the
+    blocks as large as its cost.
+    """
+    end = np.float32(0.85) * (np.float32(_cost(counts)) / blocks)
     times: list[list[np.float32]] = []
     for kind in counts:
         costs = [_least(bucket) for bucket, n in enumerate(kind) for _ in range(n)]
@@ -310,7 +313,12 @@ def _order(arrays: Arrays) -> dict[str, Wanted]:
             [np.float32(b) * max(np.float32(0), end - np.float32(c)) for b, c in zip(before, costs, strict=False)]
         )
     all_of = [np.float32(sum(_least(bucket) * int(n) for bucket, n in enumerate(kind))) for kind in counts]
-    keys = [(t * all_of[1 - kind], kind, i) for kind in (0, 1) for i, t in enumerate(times[kind])]
+    return [(t * all_of[1 - kind], kind, i) for kind in (0, 1) for i, t in enumerate(times[kind])], times
+
+
+def _order(arrays: Arrays) -> dict[str, Wanted]:
+    """Entries of both kinds by when they begin."""
+    keys, times = _keys(arrays["counts"], np.float32(BLOCKS))
     place = {entry[1:]: n for n, entry in enumerate(sorted(keys))}
     others = [sum(k < key for k, kind, _ in keys if kind != own) for key, own, _ in keys]
     return {
@@ -320,11 +328,66 @@ def _order(arrays: Arrays) -> dict[str, Wanted]:
     }
 
 
+# A whole list ------------------------------------------------------------------------------------------------------------
+
+LISTED: Final = replace(BALANCED, threads=256, max_slots=30, share=0)
+HEADS, TOKEN_BYTES, TOGETHER, SM_PARTS, MOST_CHUNKS = 4, 64, 100_000, 43, 12
+# (rows, tokens) of requests. No two tiles have the same bucket, so that the order is one; the first row is no request's.
+STEP_OF: Final = ((0, 50), (8, 305), (2, 21), (3, 85), (7, 134), (3, 6), (4, 278), (1, 41), (1, 294), (1, 81))
+
+
+def _listed_inputs() -> dict[str, Array]:
+    rows = [n for n, _ in STEP_OF]
+    return {
+        "lengths": np.array([n for _, n in STEP_OF], np.int32),
+        "offsets": np.array([*accumulate(rows, initial=1)], np.int32),
+        "sums": np.zeros(7, np.uint32),
+        "counts": np.zeros((2, 256), np.uint32),
+        "chunks": np.zeros((MOST_CHUNKS, 12), np.uint32),
+    }
+
+
+def _listed(arrays: Arrays) -> dict[str, Wanted]:
+    """The list has as many entries as the plan has room for."""
+    offsets, lengths = arrays["offsets"].tolist(), arrays["lengths"].tolist()
+    claims = _claims(offsets, offsets[-1], LISTED.most_rows)
+    wholes = [_whole(LISTED, b, claim, lengths[b], MAX - 1) for b, claim in enumerate(claims) if claim[1] > 0]
+    tiles = [_tile(LISTED, own, n) for own in wholes for n in range(-(-own[2] * LISTED.group // LISTED.cols))]
+    cost = sum(
+        (keys + LISTED.overhead) * (1 if chunk[2] * LISTED.group - chunk[11] <= LISTED.narrow else 2)
+        for chunk, keys in tiles
+    )
+    several = [w for w in wholes if w[2] * LISTED.group > LISTED.cols]
+    tokens, stamp = sum(w[3] for w in several), sum(_stamp_of(chunk) for chunk, _ in tiles) % 2**32
+    heads = HEADS
+    while heads % 2 == 0 and tokens * TOKEN_BYTES * heads > TOGETHER:
+        heads //= 2
+    parts = max(1, SM_PARTS // HEADS)
+    split = replace(LISTED, share=-(-cost // parts))
+    counts, entries = np.zeros((2, 256), np.uint32), list[tuple[int, int, list[int]]]()
+    for (chunk, _), (kind, count, _, slot, bucket, *cuts) in zip(tiles, _cut(split, tiles)[0], strict=True):
+        alone = kind >> 31
+        counts[alone, bucket] += count
+        for i, (begin, end) in enumerate(pairwise(cuts[: count + 1])):
+            entries.append((alone, bucket, [*chunk[:4], begin, end, i, count, slot, *chunk[9:]]))
+    assert len({x[:2] for x in entries}) == len(tiles) < len(entries), "two tiles have a bucket, or none is cut"
+    entries.sort(key=lambda x: (x[0], x[1], x[2][6]))
+    keys, _ = _keys(counts, np.float32(SM_PARTS) / np.float32(heads))
+    order = sorted(range(len(keys)), key=lambda i: keys[i])
+    listed = np.array([entries[i][2] for i in order], np.uint32)
+    listed[:, 10] = [_stamp_at(stamp, i) for i in range(len(listed))]
+    assert len(listed) > MOST_CHUNKS
+    sums = [offsets[0], offsets[-1], cost, tokens, stamp, split.share, heads]
+    found = {"sums": np.array(sums), "counts": counts, "chunks": listed[:MOST_CHUNKS]}
+    return {name: exact(x.astype(np.uint32)) for name, x in found.items()}
+
+
 def probes() -> list[Probe]:
     """All of this module."""
     balanced = [u32(x) for x in (BATCH, ROWS, BALANCED.share, BALANCED.max_slots)]
     fixed = [u32(x) for x in (EVEN_BATCH, EVEN_ROWS, FIXED.share, FIXED.max_slots)]
     claims = [u32(REQUESTS), u32(STEP)]
+    listed = [u32(x) for x in (len(STEP_OF), 1 + sum(n for n, _ in STEP_OF), SM_PARTS, MOST_CHUNKS)]
     return [
         Probe("library_plan_rows_balanced", UNIT, "rows_balanced", _balanced_inputs, _balanced, 64, tail=balanced),
         Probe("library_plan_rows_fixed", UNIT, "rows_fixed", _fixed_inputs, _fixed, 32, tail=fixed),
@@ -339,4 +402,5 @@ def probes() -> list[Probe]:
             256,
             tail=[u32(_cost(_counts())), u32(BLOCKS)],
         ),
+        Probe("library_plan_rows_listed", UNIT, "rows_listed", _listed_inputs, _listed, 256, tail=listed),
     ]

@@ -15,7 +15,7 @@ from tests.support.extend_sets import SETS
 from tests.support.extend_steps import step
 from tests.support.missing_sync import MissingSync
 
-MERGE: Final = "device/attention/merge.cuh"
+MERGE: Final = "device/attention/common/merge.cuh"
 QUERY: Final = MissingSync(
     "__syncthreads_or(tokens_now != chunk.tokens)", "race uninitialised", "tokens_now != chunk.tokens"
 )

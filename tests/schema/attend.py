@@ -26,7 +26,7 @@ PLACE: Final = ("b", "row", "q_head", "i", "position", "token", "tokens")
 
 @dataclass(frozen=True)
 class Answers:
-    """Of each place: whether it is seen, the score, and the tokens [first, end) that its row may see."""
+    """For each place: if it is seen, its score, and the tokens [first, end) that its row may see."""
 
     visible: NDArray[np.bool_]
     score: NDArray[np.float32]
@@ -62,11 +62,11 @@ def ask(
     scores: NDArray[np.float32],
     arguments: Mapping[str, Any],
 ) -> dict[str, Answers]:
-    """What the functions of each case say about the places, fields of struct At each; one kernel for all cases."""
+    """Results of each case's functions for the places, fields of struct At each; one kernel for all cases."""
     made = {name: context(*case) for name, case in cases.items()}
     macros: Any = environment().get_template("attention/masks.j2").module
     params = {p.name: p for a in made.values() for p in a.params if p.name != "valid_tokens"}
-    text = ['#include "cache.cuh"', '#include "../device/attention/split_kv.cuh"']
+    text = ['#include "cache.cuh"', '#include "../device/attention/plan/split_kv.cuh"']
     text += [f"namespace of_{name} {{\n{text_of(a)}\n}}" for name, a in made.items()]
     text += [
         'extern "C" __global__ void asked(const __grid_constant__ Cache cache, const uint32_t* places, const float* scores,',

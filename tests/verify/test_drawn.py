@@ -108,19 +108,19 @@ PLANTED: Final[dict[str, tuple[str, str, str, str, str, str, str]]] = {
         "drawn_ahead_0", "extend", "sm_80", "/extend.cu", "? tokens : position + ", "? tokens : position - 1 + ", "prompt",
     ),
     "zero points are left out of prompts": (
-        "drawn_zero_points_0", "extend", "sm_90a", "device/attention/row_widen.cuh",
+        "drawn_zero_points_0", "extend", "sm_90a", "device/attention/extend/row_widen.cuh",
         "if constexpr (S::kZero) x[i] = add_halves(x[i], zero[g]);", "", "small",
     ),
     "zero points are rounded with their scales": (
-        "drawn_zero_points_0", "extend", "sm_80", "device/attention/tile_scales.cuh",
+        "drawn_zero_points_0", "extend", "sm_80", "device/attention/common/tile_scales.cuh",
         "multiply_halves(S::kZero ? add_halves(codes, pair.zero) : codes, pair.scale)",
         "S::kZero ? multiply_add_halves(codes, pair.scale, multiply_halves(pair.zero, pair.scale)) : multiply_halves(codes, "
         "pair.scale)",
         "prompt",
     ),
     "lanes of a block of 16": (
-        "drawn_block_max_0", "indexer_scores", "sm_80", "device/attention/indexer_scores.cuh", "{4, 8, 16, 1}", "{4, 8, 16, 2}",
-        "small",
+        "drawn_block_max_0", "indexer_scores", "sm_80", "device/attention/indexer/indexer_scores.cuh", "{4, 8, 16, 1}",
+        "{4, 8, 16, 2}", "small",
     ),
     "lanes before the arrival that frees a tile": (
         "drawn_lists_0", "mla_decode", "sm_90a", "/mla_decode.cu",

@@ -165,7 +165,7 @@ def shape(cache: Cache, arch: Architecture, *, fixed: bool = False) -> Shape | N
 
 
 def _partial_bytes(v: Operand, s: Shape) -> int:
-    """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
+    """Bytes of a partial result of a block: RowPartial of device/attention/extend/extend_tiles.cuh."""
     return 4 * s.m_tiles * s.threads * (4 * 2 * v.steps + 4)
 
 

@@ -55,7 +55,7 @@ class Shape:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a partial result of a block: RowPartial of device/attention/extend_tiles.cuh."""
+        """Bytes of a partial result of a block: RowPartial of device/attention/extend/extend_tiles.cuh."""
         return 4 * self.m_tiles * self.threads * (self.part_dims // 2 + 4)
 
     @property

@@ -223,7 +223,7 @@ def _steps(cache: Cache, operand: Operand) -> tuple[int, int] | None:
 
 
 def _span(operand: Operand) -> Literal[32, 64, 128]:
-    """Bytes of the swizzle by which codes come: CodeRows::kSpan of device/attention/row_widen.cuh."""
+    """Bytes of the swizzle by which codes come: CodeRows::kSpan of device/attention/extend/row_widen.cuh."""
     return 128 if operand.bytes % 128 == 0 else 64 if operand.bytes % 64 == 0 else 32
 
 

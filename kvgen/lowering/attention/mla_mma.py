@@ -1,7 +1,7 @@
 """mla_decode by mma.sync over tiles of latent rows: rows are copied as they are stored, or rounded to one type on their way.
 
 Both kinds of rows meet in one template: what lies in shared memory is a row of one of two forms, and tiles come by one of two
-device policies (device/attention/latent_sources.cuh).
+device policies (device/attention/mla/latent_sources.cuh).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Operand:
 
     @cached_property
     def path(self) -> str:
-        """How scales apply: ScaleUse of device/attention/tile_scales.cuh, or "given"; "" where no kernel can apply them."""
+        """How scales apply: ScaleUse of device/attention/common/tile_scales.cuh, or "given"; "" where no kernel applies them."""
         segment, role = self.segment, self.role
         scales, quant = segment.scales, segment.quant
         if scales is None or quant is None:
@@ -139,25 +139,25 @@ class Operand:
 
     @cached_property
     def powers(self) -> bool:
-        """Scales are powers of two of groups of dims (device/attention/tile_powers.cuh)."""
+        """Scales are powers of two of groups of dims (device/attention/common/tile_powers.cuh)."""
         scales = self.segment.scales
         return scales is not None and scales.dtype.name == "e8m0" and (self.grouped or self.groups > 1)
 
     @property
     def bf16(self) -> bool:
-        """Codes are widened to bf16 (device/attention/bf16_codes.cuh), whose exponents have room for such scales."""
+        """Codes are widened to bf16 (device/attention/common/bf16_codes.cuh), whose exponents have room for such scales."""
         return self.powers and self.path != "token"
 
     @cached_property
     def tables(self) -> bool:
-        """A group's scale becomes a table of products with codes (device/attention/fp4_tables.cuh)."""
+        """A group's scale becomes a table of products with codes (device/attention/common/fp4_tables.cuh)."""
         quant = self.segment.quant
         return quant is not None and quant.recipe == "max" and self.grouped
 
     @cached_property
     def direct(self) -> bool:
         """Scales of groups are converted as products take them: e4m3, two groups in 16 bytes of codes, four in a copied
-        word (GroupBytes of device/attention/tile_scales.cuh)."""
+        word (GroupBytes of device/attention/common/tile_scales.cuh)."""
         segment, scales = self.segment, self.segment.scales
         if scales is None or not self.grouped or self.tables or scales.zero:
             return False
@@ -174,7 +174,7 @@ class Operand:
 
     @cached_property
     def biased(self) -> bool:
-        """Products take integer codes moved up to begin at zero (FromZero of device/attention/fragments.cuh)."""
+        """Products take integer codes moved up to begin at zero (FromZero of device/attention/common/fragments.cuh)."""
         return self.integer and self.path in ("token", "given")
 
     @cached_property
@@ -232,7 +232,7 @@ class Operand:
     @cached_property
     def scale_run(self) -> int:
         """Neighbouring scales and zero points of a token, of `heads` kv heads, that one copy brings (ScaleTile of
-        device/attention/tile_scales.cuh).
+        device/attention/common/tile_scales.cuh).
 
         As many as are surely aligned together where they are 4 bytes or more, else as lie side by side, which a page's place
         may leave unaligned. 0 where the 4-byte word that holds one may reach past its page's scales.
@@ -274,7 +274,7 @@ class Operand:
 
     def expanded_bytes(self, tokens: int) -> int:
         """Bytes of a tile's scales as products read them, where they are of groups of dims: TileScales::kExpandedBytes, or
-        kBytes of device/attention/tile_powers.cuh."""
+        kBytes of device/attention/common/tile_powers.cuh."""
         scales = self.segment.scales
         if scales is None or not (self.grouped or self.powers):
             return 0
@@ -315,8 +315,8 @@ class Operand:
 
     @cached_property
     def _waiting(self) -> str:
-        """Why device/attention/tile_channels.cuh cannot take K whose newest tokens wait to be quantized, channel by channel;
-        "" where it can."""
+        """Why device/attention/common/tile_channels.cuh cannot take K whose newest tokens wait to be quantized, channel by
+        channel; "" where it can."""
         scales, quant = self.segment.scales, self.segment.quant
         assert scales is not None and quant is not None and quant.residual is not None
         if scales.dtype.name != "f16" or quant.codes.name not in ("i4", "u4", "i8", "u8"):

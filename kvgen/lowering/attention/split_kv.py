@@ -64,7 +64,7 @@ class PlanContext:
 
 
 def partial_bytes(cols: int, dim: int) -> int:
-    """Bytes of a partial result of `cols` columns: Partial of device/attention/merge.cuh."""
+    """Bytes of a partial result of `cols` columns: Partial of device/attention/common/merge.cuh."""
     head = -(-2 * cols // 4) * 4
     return -(-(head + cols * dim) // 4) * 16
 

@@ -1,5 +1,5 @@
 // Tiles of K and V on their way into shared memory: a token a row, rows an odd number of 16 bytes apart
-// (device/attention/fragments.cuh).
+// (device/attention/common/fragments.cuh).
 #pragma once
 
 #include "cp_async.cuh"

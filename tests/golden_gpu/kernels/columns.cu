@@ -4,7 +4,7 @@
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/elements.cuh"
-#include "../../../templates/device/attention/columns.cuh"
+#include "../../../templates/device/attention/common/columns.cuh"
 
 // A thread a column, a block a kv head, its first column and its chunk's rows.
 extern "C" __global__ void columns_of(const uint32_t* in, uint32_t* out) {

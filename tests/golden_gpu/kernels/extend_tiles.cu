@@ -1,6 +1,6 @@
 // extend_tiles.cuh: what of a workspace is a plan's, and blocks' sums as partial results, one at a time and together. Its copies: row_tile.cu.
 #include "tiles.cuh"
-#include "../../../templates/device/attention/extend_tiles.cuh"
+#include "../../../templates/device/attention/extend/extend_tiles.cuh"
 
 // A block a workspace of `bytes`, a thread an entry: the plan, and the entry with the plan's stamp.
 extern "C" __global__ void extend_plans(uint8_t* workspaces, uint32_t* plans, KvChunk* entries, uint64_t* errors, uint32_t bytes, uint32_t batch, uint32_t num_rows) {

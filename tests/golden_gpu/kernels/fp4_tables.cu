@@ -1,6 +1,6 @@
 // fp4_tables.cuh: tables of scales, and what codes select; tables of a tile's scales, 16 tokens, a page of 8 after the other.
 #include "runs.cuh"
-#include "../../../templates/device/attention/tile_scales.cuh"
+#include "../../../templates/device/attention/common/tile_scales.cuh"
 
 // Of each scale, four in a word: words whose codes are 0 to 7 and 8 to 15, below it alone, and with the next scale of its word.
 extern "C" __global__ void fp4_tables(const uint32_t* scales, Vec<uint32_t, 8>* out) {

@@ -3,7 +3,7 @@
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
-#include "../../../templates/device/attention/indexer_lists.cuh"
+#include "../../../templates/device/attention/indexer/indexer_lists.cuh"
 
 constexpr uint32_t kRowsOfCall = 40, kBatch = 11, kNumbers = 29, kTiles = 8, kColumns = kNumbers * 8, kGrid = 3;  // 4 numbers a tile
 struct Cache {

@@ -6,7 +6,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/indexer_packed.cuh"
+#include "../../../templates/device/attention/indexer/indexer_packed.cuh"
 
 template <typename E, uint32_t H, uint32_t R>
 struct TileOf {

@@ -3,7 +3,7 @@
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
-#include "../../../templates/device/attention/indexer_work.cuh"
+#include "../../../templates/device/attention/indexer/indexer_work.cuh"
 
 constexpr uint32_t kRowsOfCall = 70, kKeys = 48, kBatch = 37, kTiles = 6, kBlocks = 3;
 struct Cache {

@@ -4,7 +4,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent.cuh"
+#include "../../../templates/device/attention/mla/latent.cuh"
 
 constexpr uint32_t kMostWords = 16 * 144 / 4;
 

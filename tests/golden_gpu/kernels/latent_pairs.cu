@@ -7,7 +7,7 @@
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_pairs.cuh"
+#include "../../../templates/device/attention/mla/latent_pairs.cuh"
 
 struct Tile {
   using Element = e4m3;

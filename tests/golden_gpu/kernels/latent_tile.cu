@@ -8,7 +8,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_sources.cuh"
+#include "../../../templates/device/attention/mla/latent_sources.cuh"
 
 constexpr uint32_t kMost = 128, kStages = 3, kRowsOfColumns = 4;  // tokens of a chunk, tiles of the ring, query rows of a block
 

@@ -8,8 +8,8 @@
 #include "../../../templates/device/memory/mbarrier.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/listed_rows.cuh"
-#include "../../../templates/device/attention/latent_warpgroups.cuh"
+#include "../../../templates/device/attention/mla/listed_rows.cuh"
+#include "../../../templates/device/attention/mla/latent_warpgroups.cuh"
 
 struct Tile {
   using Element = e4m3;

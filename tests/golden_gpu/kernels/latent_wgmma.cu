@@ -9,7 +9,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_wgmma.cuh"
+#include "../../../templates/device/attention/mla/latent_wgmma.cuh"
 
 constexpr uint32_t kThreads = 256, kCols = 64, kRowBytes = 1152;
 constexpr uint32_t kGroup = kCols / 4, kHeld = 5;  // columns of each of 4 query rows; steps of Q in registers

@@ -8,7 +8,7 @@
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_widen.cuh"
+#include "../../../templates/device/attention/mla/latent_widen.cuh"
 
 struct PageRef {
   uint8_t* bytes;

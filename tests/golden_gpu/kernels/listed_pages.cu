@@ -2,7 +2,7 @@
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
-#include "../../../templates/device/attention/listed_pages.cuh"
+#include "../../../templates/device/attention/decode/listed_pages.cuh"
 
 constexpr uint32_t kEntries = 6, kPage = 24;
 

@@ -2,7 +2,7 @@
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/elements.cuh"
-#include "../../../templates/device/attention/merge_states.cuh"
+#include "../../../templates/device/attention/common/merge_states.cuh"
 
 constexpr uint32_t kThreads = 32, kHeads = 3, kDim = 16, kWidth = 4, kChunk = 3, kRows = 8;
 struct Lse {

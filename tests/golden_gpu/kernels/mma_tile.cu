@@ -1,6 +1,6 @@
 // mma_tile.cuh, tile_tables.cuh and tile_copy.cuh: attention of a warp over a chunk of tokens in pages of 8, with each kind of elements and scales.
 #include "tiles.cuh"
-#include "../../../templates/device/attention/tile_tables.cuh"
+#include "../../../templates/device/attention/common/tile_tables.cuh"
 
 // A block a chunk, of the second kv head, Q in registers (kHeld) or in shared memory: maxima, sums and sums of V of its columns, and whether it failed.
 template <typename Tile, typename Mask, Scaled kScaled, bool kHeld>

@@ -2,7 +2,7 @@
 #include "../../../templates/device/base/types.cuh"
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
-#include "../../../templates/device/attention/plan_keys.cuh"
+#include "../../../templates/device/attention/plan/plan_keys.cuh"
 
 // A request's table has room for 600 tokens.
 struct Cache {

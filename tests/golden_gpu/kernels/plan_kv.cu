@@ -3,7 +3,7 @@
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
-#include "../../../templates/device/attention/plan_kv.cuh"
+#include "../../../templates/device/attention/plan/plan_kv.cuh"
 
 // Tables of 400 tokens.
 struct Cache {

@@ -3,7 +3,7 @@
 #include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/base/index.cuh"
 #include "../../../templates/device/memory/copy.cuh"
-#include "../../../templates/device/attention/plan_rows.cuh"
+#include "../../../templates/device/attention/plan/plan_rows.cuh"
 
 // Tables of 400 tokens.
 struct Cache {
@@ -99,4 +99,32 @@ extern "C" __global__ void rows_order(const uint32_t* counts, uint32_t* places, 
       times[i] = order.time(kind, bucket, n);
       others[i] = order.before(1 - kind, times[i], (float)order.cost[kind], false);
     }
+}
+
+// One block: a whole list, of requests without offsets that are wrong. Sums, the count of entries in each bucket, the entries in their order.
+struct Listed : Balanced {
+  static constexpr uint32_t kThreads = kBuckets, kHeads = 4, kTokenBytes = 64;
+  static constexpr uint64_t kTogetherBytes = 100000;
+};
+extern "C" __global__ void rows_listed(const int32_t* lengths, const int32_t* offsets, uint32_t* sums, uint32_t* counts, KvChunk* chunks, uint32_t batch, uint32_t num_rows,
+                                       uint32_t blocks, uint32_t max_chunks) {
+  __shared__ HeldRequests<Listed> held;
+  __shared__ TileSums all;
+  __shared__ ListOrder order;
+  const Cache cache = {lengths, batch};
+  const auto rows = step_rows(offsets, num_rows);
+  if (threadIdx.x == 0) all = {};
+  for (uint32_t kind = 0; kind < 2; ++kind) order.next[kind][threadIdx.x] = 0;
+  __syncthreads();
+  const RowSpan requests = sync_store_sums(all, held, cache, rows);
+  const uint32_t share = share_of<Listed>(all, blocks), heads = heads_in_cache<Listed>(all);
+  const Cuts<Listed> cuts = {share, 30, 0};
+  sync_store_counts(order, held, cache, rows, requests.begin, cuts);
+  for (uint32_t kind = 0; kind < 2; ++kind) counts[kind * kBuckets + threadIdx.x] = order.next[kind][threadIdx.x];
+  sync_order<Listed::kThreads>(order, all.cost, (float)blocks / (float)heads);
+  Plan plan;
+  plan.chunks = chunks;
+  sync_store_entries(plan, order, held, cache, rows, requests.begin, cuts, all.stamp, max_chunks);
+  if (threadIdx.x > 0) return;
+  sums[0] = requests.begin, sums[1] = requests.end, sums[2] = (uint32_t)all.cost, sums[3] = (uint32_t)all.tokens, sums[4] = all.stamp, sums[5] = share, sums[6] = heads;
 }

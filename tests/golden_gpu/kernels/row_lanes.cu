@@ -1,6 +1,6 @@
 // row_lanes.cuh: attention of a block's warps over one tile of tokens in pages of 8, all that lies in shared memory and what each warp has of it.
 #include "tiles.cuh"
-#include "../../../templates/device/attention/row_lanes.cuh"
+#include "../../../templates/device/attention/extend/row_lanes.cuh"
 
 template <typename KeyRunOf, typename ValueRunOf, uint32_t kT, uint32_t kNOf, uint32_t kWarps, uint32_t kPartsOf, uint32_t kPartDimsOf, uint32_t kWidth>
 struct LanesOf {

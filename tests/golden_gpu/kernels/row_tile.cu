@@ -1,7 +1,7 @@
 // row_tile.cuh, and the copies of extend_tiles.cuh: attention of a block's warps over their columns and a chunk of tokens in pages of 8, with each
 // kind of elements and scales; and what it is made of.
 #include "tiles.cuh"
-#include "../../../templates/device/attention/extend_tiles.cuh"
+#include "../../../templates/device/attention/extend/extend_tiles.cuh"
 
 // A block a tile of columns, of the second kv head, Q in registers (kHeld) or in shared memory: maxima, sums and sums of V of its columns, zeros of
 // warps without any, and whether it failed.

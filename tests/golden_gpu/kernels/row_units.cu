@@ -8,8 +8,8 @@
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/quantize.cuh"
 #include "../../../templates/device/cache/segment.cuh"
-#include "../../../templates/device/attention/latent_sources.cuh"
-#include "../../../templates/device/attention/row_units.cuh"
+#include "../../../templates/device/attention/mla/latent_sources.cuh"
+#include "../../../templates/device/attention/mla/row_units.cuh"
 
 constexpr uint32_t kRowBytes = 64, kPageTokens = 4;
 struct PageRef {

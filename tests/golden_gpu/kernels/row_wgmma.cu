@@ -6,8 +6,8 @@
 struct PageIds {};
 struct PageList {};
 
-#include "../../../templates/device/attention/extend_tiles.cuh"
-#include "../../../templates/device/attention/row_copies.cuh"
+#include "../../../templates/device/attention/extend/extend_tiles.cuh"
+#include "../../../templates/device/attention/extend/row_copies.cuh"
 
 constexpr uint32_t kCols = 64, kMost = 96;  // columns; tokens
 

@@ -5,8 +5,8 @@
 struct PageIds {};
 struct PageList {};
 
-#include "../../../templates/device/attention/extend_tiles.cuh"
-#include "../../../templates/device/attention/row_widen.cuh"
+#include "../../../templates/device/attention/extend/extend_tiles.cuh"
+#include "../../../templates/device/attention/extend/row_widen.cuh"
 
 // Rows of 128 dims of two heads, a scale for kD dims of each.
 template <typename E, typename S, bool kWithZero, uint32_t kD>

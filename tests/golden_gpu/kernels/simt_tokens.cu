@@ -2,7 +2,7 @@
 // are bf16 and int8, or both codes of 3 bits under norms that readers correct.
 #include "runs.cuh"
 #include "../../../templates/device/quant/codebook.cuh"
-#include "../../../templates/device/attention/simt_tokens.cuh"
+#include "../../../templates/device/attention/decode/simt_tokens.cuh"
 
 constexpr uint32_t kPages = 6, kTable = 6, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1, kCols = 6;
 

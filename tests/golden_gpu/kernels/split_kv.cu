@@ -6,8 +6,8 @@
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/base/scan.cuh"
 #include "../../../templates/device/quant/elements.cuh"
-#include "../../../templates/device/attention/split_kv.cuh"
-#include "../../../templates/device/attention/merge.cuh"
+#include "../../../templates/device/attention/plan/split_kv.cuh"
+#include "../../../templates/device/attention/common/merge.cuh"
 
 // A thread a row, a block a list of offsets.
 template <uint32_t kRows, typename Index>

@@ -6,7 +6,7 @@ struct Cache {
   static constexpr uint32_t page_tokens = kTokens;
 };
 
-#include "../../../templates/device/attention/tile_channels.cuh"
+#include "../../../templates/device/attention/common/tile_channels.cuh"
 
 struct Tile {
   using K = Run<u4x2, f16, Recipe::amax, true, 1, 1, 16>;

@@ -1,6 +1,6 @@
 // tile_powers.cuh: e8m0 scales of 16 tokens, a page of 8 after the other, onto codes, sums of K and weights of V; bf16_codes.cuh, of which they are made.
 #include "tiles.cuh"
-#include "../../../templates/device/attention/tile_powers.cuh"
+#include "../../../templates/device/attention/common/tile_powers.cuh"
 
 constexpr uint32_t kTile = 16, kMostLines = 4;
 struct Scales16 {

@@ -1,6 +1,6 @@
 // tile_scales.cuh: the scales of 16 tokens, a page of 8 after the other, into shared memory and onto codes.
 #include "runs.cuh"
-#include "../../../templates/device/attention/tile_scales.cuh"
+#include "../../../templates/device/attention/common/tile_scales.cuh"
 
 struct Cache {
   static constexpr uint32_t page_tokens = kTokens;

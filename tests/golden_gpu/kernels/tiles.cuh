@@ -11,8 +11,8 @@ struct PageList {
   uint32_t first;
 };
 
-#include "../../../templates/device/attention/tile_copy.cuh"
-#include "../../../templates/device/attention/tile_scales.cuh"
+#include "../../../templates/device/attention/common/tile_copy.cuh"
+#include "../../../templates/device/attention/common/tile_scales.cuh"
 
 constexpr uint32_t kPages = 14, kTable = 8, kGroup = 2, kQHeads = kHeads * kGroup, kHead = 1;
 
