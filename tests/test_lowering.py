@@ -18,8 +18,8 @@ from kvgen.lowering.offsets import offset_context
 
 PACKAGE = Path(kvgen.__file__).parent
 # What a LoweredCache is made of, and the modules that make it.
-PARTS = {"segments", "cache_fields", "table_form", "cache_kind"}
-MAKERS = {"lowering/lowered.py", "lowering/cache_struct.py", "lowering/segments.py", "lowering/cache_kinds.py"}
+PARTS = {"segments", "cache_fields", "table_form", "allocation_of"}
+MAKERS = {"lowering/lowered.py", "lowering/cache_struct.py", "lowering/segments.py", "lowering/allocation.py"}
 
 
 def calls(path: Path) -> set[str]:

@@ -27,7 +27,7 @@ KINDS = [form.model_dump()["kind"] for form in FORMS]
 # Where classes are asked for, by function: the one place of each room that may.
 DISPATCHES = {
     ("lowering/tables/__init__.py", "table_form"),
-    ("lowering/cache_kinds.py", "cache_kind"),
+    ("lowering/allocation.py", "allocation_of"),
     ("lowering/lowered.py", "lower_pages"),
     ("schema/kernel_set.py", "kv"),
     ("reference/tables/view.py", "reading_of"),
@@ -130,7 +130,7 @@ def test_one_place_of_a_room_asks_for_a_class() -> None:
     assert {(f, function) for f, function, _ in found} >= DISPATCHES, "a listed place asks no more: drop it"
     wrong = [f"kvgen/{f}:{line} ({function})" for f, function, line in sorted(found) if (f, function) not in DISPATCHES]
     assert not wrong, (
-        f"{', '.join(wrong)}: ask kvgen.lowering.tables, kvgen.lowering.cache_kinds, or the model's own facts"
+        f"{', '.join(wrong)}: ask kvgen.lowering.tables, kvgen.lowering.allocation, or the model's own facts"
     )
 
 

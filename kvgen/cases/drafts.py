@@ -29,8 +29,8 @@ def drafts(kernels: KernelSet, op: Append) -> tuple[Launch, ...]:
     if op.inputs == "q" or kernels.cache.states or kernels.cache.storage.residual:
         return ()
     cache = kernels.kv
-    rate, kind = cache.entry_tokens, lower(cache).kind
-    most = cache.page_tokens if kind.one_page else OPEN_TOKENS if cache.ragged else None
+    rate, allocation = cache.entry_tokens, lower(cache).allocation
+    most = cache.page_tokens if allocation.one_page else OPEN_TOKENS if cache.ragged else None
     page = (OPEN_TOKENS if most else cache.page_tokens or OPEN_TOKENS) * rate
     readers = [other for other in kernels.ops if cases_of(other).reads_all]
     least = max((cases_of(reader).rows_each for reader in readers), default=1)

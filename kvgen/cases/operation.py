@@ -273,5 +273,5 @@ class CountedCases(Cases[O]):
 
 def one_page(kernels: KernelSet, tokens: int) -> int:
     """A length that a request of the set may have: `tokens`, or as many as its only page holds."""
-    most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
+    most = kernels.kv.page_tokens if lower(kernels.kv).allocation.one_page else None
     return tokens if most is None else min(tokens, most)

@@ -62,7 +62,7 @@ class Workload:
     def check(self, cache: Cache, name: str) -> None:
         """Raise ToolError where a request is longer than the blocks of the set `name` allow."""
         most = max(self.totals)
-        held = cache.page_tokens if lower(cache).kind.one_page else None
+        held = cache.page_tokens if lower(cache).allocation.one_page else None
         if held is not None and most > held:
             raise ToolError(
                 f"--tokens: got a request of {most} tokens; a block of {name} holds {held} (max_tokens); give fewer"

@@ -62,7 +62,7 @@ def _cells(kernels: KernelSet) -> tuple[str, ...]:
     """The same of a cache of tokens."""
     cache = kernels.kv
     layout = cache.layout.kv or " / ".join(t for t in (cache.layout.k, cache.layout.rope, cache.layout.v) if t)
-    page = lower(cache).kind.page_size
+    page = lower(cache).allocation.page_size
     pages = f"{page}" if page else "none" if cache.ragged else "a block a request"
     stored = " / ".join(dict.fromkeys(_stored(cache.dtype, quant) for quant in cache.quants.values()))
     return (

@@ -145,7 +145,7 @@ def _heads(cache: Cache) -> str:
 
 def _summary(cache: Cache) -> str:
     dims = f"{cache.head_dim}" if cache.v_dim == cache.head_dim else f"{cache.head_dim}/{cache.v_dim}"
-    place = lower(cache).kind.place
+    place = lower(cache).allocation.place
     kinds: list[str] = []
     for segment in cache.storage.segments:
         text: str = segment.region.dtype.name
@@ -169,7 +169,7 @@ def _table_type(cache: Cache, form: TableForm) -> str:
 
 def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> CacheContext:
     """The context of `cache.cuh`, whose first line calls it `title`; in a namespace, a second cache beside the set's."""
-    cache, form, kind = lowered.spec, lowered.table, lowered.kind
+    cache, form, allocation = lowered.spec, lowered.table, lowered.allocation
     storage, table = cache.storage, cache.page_table
     ids = form.ids
 
@@ -191,7 +191,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         roles=roles(lowered),
         has_v="v" in storage.roles,
         is_mla=cache.stores == "k",
-        page_size=kind.page_size,
+        page_size=allocation.page_size,
         page_tokens=RUN_TOKENS if cache.ragged else cache.page_tokens or 0,
         rate=cache.entry_tokens,
         fields=tuple(p.declaration for p in lowered.fields),
@@ -199,7 +199,7 @@ def cache_context(lowered: LoweredCache, title: str, namespace: str = "") -> Cac
         table=_table_type(cache, form),
         table_header=form.header,
         table_vector=form.vector,
-        pages_are=kind.unit,
+        pages_are=allocation.unit,
         ids=ids,
         ids_type=_ids_type(form.ids, table.id_multiplier),
         id_sizes=tuple("num_scale_pages" if i == "scale_id" else "num_pages" for i in ids),

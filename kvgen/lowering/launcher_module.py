@@ -242,7 +242,7 @@ def _cache_class(name: str, summary: str, cache: Cache) -> CacheClassContext:
         states=False,
         summary=summary,
         doc=(
-            f"lengths count the tokens {cache.lengths} this step; {lowered.kind.sentence}.",
+            f"lengths count the tokens {cache.lengths} this step; {lowered.allocation.sentence}.",
             *(a.doc for a in (*pools, *extras, *views)),
             f"{', '.join(a.name for a in views)}: None, all of them, for operations that read none.",
             "max_seq_length, max_cache_length: a request's most new tokens, and tokens in all; default: what the table holds.",
@@ -265,7 +265,7 @@ def _states_class(summary: str, cache: AnyCache) -> CacheClassContext:
         states=True,
         summary=summary,
         doc=(
-            f"A request has one state a layer; {lowered.kind.sentence}.",
+            f"A request has one state a layer; {lowered.allocation.sentence}.",
             *(a.doc for a in (*pools, *views)),
             f"{', '.join(a.name for a in views)}: None for operations that read none.",
         ),

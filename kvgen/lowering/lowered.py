@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kvgen.lowering.cache_kinds import CacheKind, cache_kind
+from kvgen.lowering.allocation import Allocation, allocation_of
 from kvgen.lowering.cache_struct import cache_fields, state_fields
 from kvgen.lowering.segments import SegmentContext, segments
 from kvgen.lowering.tables import TableForm, table_form
@@ -18,10 +18,11 @@ from kvgen.schema.cache import Cache
 class LoweredPages:
     """A cache as kernels that move pages see it.
 
-    `kind` is what pages are in it and `table` how they are found, `fields` the struct that kernels take first.
+    `allocation` says if it has pages, blocks, states or rows, `table` how they are found; `fields` is the struct that kernels
+    take first.
     """
 
-    kind: CacheKind
+    allocation: Allocation
     table: TableForm
     fields: tuple[Field, ...]
 
@@ -44,11 +45,11 @@ class LoweredCache(LoweredPages):
 @lru_cache(maxsize=256)
 def lower(cache: Cache) -> LoweredCache:
     """The cache in numbers and names; once for a cache, whoever of its operations asks first."""
-    return LoweredCache(cache_kind(cache), table_form(cache), cache_fields(cache), cache, segments(cache))
+    return LoweredCache(allocation_of(cache), table_form(cache), cache_fields(cache), cache, segments(cache))
 
 
 def lower_pages(cache: AnyCache) -> LoweredPages:
-    """The same of any cache, for operations that ask for pages and their table alone."""
+    """Any cache, for operations that ask for pages and their table alone."""
     if isinstance(cache, Cache):
         return lower(cache)
-    return LoweredPages(cache_kind(cache), table_form(cache), state_fields(cache))
+    return LoweredPages(allocation_of(cache), table_form(cache), state_fields(cache))

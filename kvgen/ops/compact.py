@@ -113,7 +113,7 @@ class Compact(Op):
         runs = with_id(page_runs(cache), 0)
         form = lower_pages(cache).table
         lists = tuple(e for e in form.entries if e.id != "scale_id")
-        table_field = lower_pages(cache).kind.table_field
+        table_field = lower_pages(cache).allocation.table_field
         params = (
             Array("moves", index.name, ("Q", 2), untrusted=True, doc="pages to move from and to", field=field),
             Array("num_moves", index.name, (1,), untrusted=True, doc="how many there are", field=field),

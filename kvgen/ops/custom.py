@@ -309,7 +309,7 @@ def _words(kernels: KernelSet) -> dict[str, int]:
     if kernels.cache.states:
         return {"bytes": state_bytes(kernels.cache)}
     cache = kernels.kv
-    page_size = lower_pages(cache).kind.page_size
+    page_size = lower_pages(cache).allocation.page_size
     found = {
         "kv_heads": cache.kv_heads,
         "q_heads": kernels.q_heads,

@@ -146,7 +146,7 @@ class Reorder(Op):
 
 def _fresh(cache: AnyCache, form: TableForm) -> list[Array]:
     """The free pages."""
-    entries, field = dtype(cache.page_table.dtype), lower_pages(cache).kind.table_field
+    entries, field = dtype(cache.page_table.dtype), lower_pages(cache).allocation.table_field
     found = [Array("fresh", entries.name, form.fresh, untrusted=True, doc="free pages for each request", field=field)]
     if cache.storage.own_table:
         doc = "free pages of scales for each request"

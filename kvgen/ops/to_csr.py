@@ -52,7 +52,7 @@ class ToCsr(PageListOp):
     def check(self, kernels: KernelSet) -> None:
         cache = kernels.kv
         if "csr" not in lower(cache).table.rewritten_as:
-            one_page = lower(cache).kind.one_page
+            one_page = lower(cache).allocation.one_page
             which = f"a {type(cache).__name__} cache" if one_page else f"table={type(cache.page_table).__name__}()"
             raise ValueError(
                 f"ops: got to_csr with {which}; it makes lists of Dense's and Mapped's rows and of Indirect's slots"

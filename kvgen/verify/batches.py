@@ -44,8 +44,8 @@ def batches(kernels: KernelSet, op: Op, *, quick: bool) -> list[Workload]:
     least = cases.rows_each
     lowered = lower(cache)
     page, rate = (cache.page_tokens or OPEN_TOKENS) * cache.entry_tokens, cache.entry_tokens
-    most = cache.page_tokens if lowered.kind.one_page else None
-    if lowered.kind.one_page:
+    most = cache.page_tokens if lowered.allocation.one_page else None
+    if lowered.allocation.one_page:
         page = OPEN_TOKENS
     if cache.ragged:
         most = page = OPEN_TOKENS
@@ -69,7 +69,7 @@ def hostile_batch(kernels: KernelSet, op: Op) -> Workload:
     if kernels.cache.states:
         return Workload("hostile", _STATES[-1], _STATES[-1])
     page, rate = min(kernels.kv.page_tokens or OPEN_TOKENS, 64), kernels.kv.entry_tokens
-    most = kernels.kv.page_tokens if lower(kernels.kv).kind.one_page else None
+    most = kernels.kv.page_tokens if lower(kernels.kv).allocation.one_page else None
     if kernels.kv.ragged:
         most = page = OPEN_TOKENS
     least = max(cases_of(op).rows_each, 4)
@@ -163,7 +163,7 @@ def _room(kernels: KernelSet, workload: Workload) -> Sequence[int] | None:
     if kernels.cache.states:
         return [2 * n for n in workload.totals]
     lowered = lower(kernels.kv)
-    if kernels.kv.ragged or lowered.table.wraps or lowered.kind.one_page:
+    if kernels.kv.ragged or lowered.table.wraps or lowered.allocation.one_page:
         return None
     return [n + (kernels.kv.page_tokens or 1) * kernels.kv.entry_tokens for n in workload.totals]
 

@@ -165,7 +165,7 @@ def _why_not(problem: ExtendProblem, arch: Architecture) -> str:
 
 def by_rows(cache: Cache) -> str:
     """Why K and V come 16 bytes at a time; "" where tensor copies bring them."""
-    if cache.page_tokens is None or cache.page_tokens % 8 or lower(cache).kind.one_page:
+    if cache.page_tokens is None or cache.page_tokens % 8 or lower(cache).allocation.one_page:
         return "tensor copies bring groups of 8 tokens of a page"
     for operand in operands(cache):
         region, role = operand.segment.region, operand.role[0].upper()

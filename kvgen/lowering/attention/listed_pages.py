@@ -41,7 +41,7 @@ def page_lists(kv_heads: int) -> tuple[Array, ...]:
 
 def check_listed(cache: Cache) -> None:
     """Raise ValueError where a request's tokens do not lie in pages that a list could name, each for itself."""
-    if cache.page_tokens is None or lower(cache).kind.one_page:
+    if cache.page_tokens is None or lower(cache).allocation.one_page:
         raise ValueError(
             f"pages: got 'per_head' with a {type(cache).__name__} cache; lists name pages of one size; use Paged(page_size=128), "
             "say, or pages='all'"

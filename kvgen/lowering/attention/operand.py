@@ -363,7 +363,7 @@ def operands(cache: Cache, columns: int = 0, heads: int = 1) -> tuple[Operand, O
 def run_of(cache: Cache, tokens: int) -> int:
     """Tokens of a tile that surely lie in one page, each run copied from one address; 0 where that is too few."""
     page = cache.page_tokens
-    run = tokens if page is None or lower(cache).kind.one_page else math.gcd(page, tokens)
+    run = tokens if page is None or lower(cache).allocation.one_page else math.gcd(page, tokens)
     return run if run >= 8 else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.allocation import allocation_of
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.schema.any_cache import AnyCache
@@ -11,7 +11,7 @@ from kvgen.schema.tables import CSR
 
 def form(cache: AnyCache, table: CSR) -> TableForm:
     """With last_page_len, which has a text of its own, lengths follow from the lists."""
-    index, field = table.dtype, cache_kind(cache).table_field
+    index, field = table.dtype, allocation_of(cache).table_field
     fields: list[Array | Size] = [
         Array(
             "page_indices",

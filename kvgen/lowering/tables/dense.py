@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.layout.dtypes import dtype
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.allocation import allocation_of
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.schema.any_cache import AnyCache
@@ -12,12 +12,17 @@ from kvgen.schema.tables import Dense
 
 def form(cache: AnyCache, table: Dense) -> TableForm:
     """Rows of any length and stride; where a request has one page, an entry each."""
-    kind, own_scales = cache_kind(cache), cache.storage.own_table
+    allocation, own_scales = allocation_of(cache), cache.storage.own_table
     fields: list[Array | Size]
-    if kind.one_page:
+    if allocation.one_page:
         fields = [
             Array(
-                "page_table", table.dtype, ("B",), untrusted=True, doc="block of each request", field=kind.table_field
+                "page_table",
+                table.dtype,
+                ("B",),
+                untrusted=True,
+                doc="block of each request",
+                field=allocation.table_field,
             ),
             Size("table_stride", "i64", "one"),
             Size("table_pages", "u32", "one"),
@@ -33,14 +38,14 @@ def form(cache: AnyCache, table: Dense) -> TableForm:
                 untrusted=True,
                 align=table.align * dtype(table.dtype).bytes,
                 doc="page ids of each request",
-                field=kind.table_field,
+                field=allocation.table_field,
             ),
             Size("table_stride", "i64", "page_table.stride"),
             Size("table_pages", "u32", "M"),
         ]
         entries = [EntryList("page_table", "table_stride")]
     if own_scales:
-        doc, field = "page ids of each request's scales", kind.table_field
+        doc, field = "page ids of each request's scales", allocation.table_field
         fields += [
             Array("scales_page_table", table.dtype, ("B", "MS"), strided=True, untrusted=True, doc=doc, field=field),
             Size("scales_table_stride", "i64", "scales_page_table.stride"),
@@ -57,6 +62,6 @@ def form(cache: AnyCache, table: Dense) -> TableForm:
         entries=tuple(entries),
         ids=("id", "scale_id") if own_scales else ("id",),
         vector=table.align,
-        copied_whole=kind.one_page,
-        rewritten_as=() if kind.one_page else ("csr",),
+        copied_whole=allocation.one_page,
+        rewritten_as=() if allocation.one_page else ("csr",),
     )

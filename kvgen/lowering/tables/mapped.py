@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.allocation import allocation_of
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.schema.any_cache import AnyCache
@@ -22,7 +22,7 @@ def form(cache: AnyCache, table: Mapped) -> TableForm:
                 strided=True,
                 untrusted=True,
                 doc="page ids of each row",
-                field=cache_kind(cache).table_field,
+                field=allocation_of(cache).table_field,
             ),
             Array(
                 "idx_mapping",

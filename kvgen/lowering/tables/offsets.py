@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.allocation import allocation_of
 from kvgen.lowering.tables.base import TableForm
 from kvgen.plan.params import Array
 from kvgen.schema.any_cache import AnyCache
@@ -12,7 +12,7 @@ from kvgen.schema.tables import Offsets
 def form(cache: AnyCache, table: Offsets) -> TableForm:
     """No entry names a page, so that none is looked up or replaced."""
     doc = "first row of each request, and where the last one ends"
-    field = cache_kind(cache).table_field
+    field = allocation_of(cache).table_field
     return TableForm(
         template="cache/offsets.j2",
         policy="OffsetsTable",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgen.lowering.cache_kinds import cache_kind
+from kvgen.lowering.allocation import allocation_of
 from kvgen.lowering.tables.base import EntryList, TableForm
 from kvgen.plan.params import Array, Size
 from kvgen.schema.any_cache import AnyCache
@@ -11,7 +11,7 @@ from kvgen.schema.tables import PerKV
 
 def form(cache: AnyCache, table: PerKV) -> TableForm:
     """Both rows have as many columns."""
-    doc, field = "page ids of each request", cache_kind(cache).table_field
+    doc, field = "page ids of each request", allocation_of(cache).table_field
     return TableForm(
         template="cache/per_kv.j2",
         policy="PerKvTable",

@@ -1,4 +1,4 @@
-"""The kinds of cache as kernels and launchers see them: pages, a block or a state a request, or requests one after another."""
+"""How memory is allocated to requests: in pages, a block or a state a request, or requests one after another."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvgen.schema.state import State
 
 
 @dataclass(frozen=True)
-class CacheKind:
-    """The names and words of a kind of cache.
+class Allocation:
+    """How a cache's memory is allocated to requests, in names and words.
 
     `name` is what generated caches are told, `unit` what ids count; `page_size` is 0 without pages. `one_page`: all tokens
     of a request lie in one. `table_field` is the spec's field behind the element type of the table. `place` says in a few
@@ -29,8 +29,8 @@ class CacheKind:
     one_page: bool = False
 
 
-def cache_kind(cache: AnyCache) -> CacheKind:
-    """The kind of a cache: the only place of lowering that asks for its class."""
+def allocation_of(cache: AnyCache) -> Allocation:
+    """How a cache allocates: the only place of lowering that asks for its class."""
     if isinstance(cache, Paged):
         held = (
             f"{cache.page_size} token{'s' * (cache.page_size != 1)}"
@@ -38,12 +38,12 @@ def cache_kind(cache: AnyCache) -> CacheKind:
             else f"{cache.page_size} entries of {cache.rate} tokens each"
         )
         place, sentence = f"pages of {held}", f"pages hold {held}"
-        return CacheKind("paged", "pages", "table.dtype", place, sentence, page_size=cache.page_size)
+        return Allocation("paged", "pages", "table.dtype", place, sentence, page_size=cache.page_size)
     if isinstance(cache, Ragged):
         place = "requests one after another"
-        return CacheKind("ragged", "rows", "lengths_dtype", place, f"they lie in kv_offsets, {place}")
+        return Allocation("ragged", "rows", "lengths_dtype", place, f"they lie in kv_offsets, {place}")
     if isinstance(cache, State):
         place = "a state a request"
-        return CacheKind("states", "states", "table_dtype", place, f"each is {cache.bytes} bytes", one_page=True)
+        return Allocation("states", "states", "table_dtype", place, f"each is {cache.bytes} bytes", one_page=True)
     place = "a block a request"
-    return CacheKind("continuous_batching", "blocks", "table_dtype", place, "a block holds a request", one_page=True)
+    return Allocation("continuous_batching", "blocks", "table_dtype", place, "a block holds a request", one_page=True)
