@@ -186,15 +186,16 @@ def _held(arrays: Arrays) -> dict[str, Wanted]:
         lines[0] = mine[..., 0].T
         if zeros:
             with np.errstate(invalid="ignore", over="ignore"):
-                lines[1] = (-mine[..., 0] * mine[..., 1]).T
+                lines[1] = -mine[..., 1].T
         to = out[i, : groups * TILE * 3].reshape(groups, TILE, 3)
         for token in range(0, TILE, 1 if use == "key" else 2):
             pairs = lines[:, :, [token, token if use == "key" else token + 1]]
             to[:, token, :2] = np.ascontiguousarray(pairs).view(np.uint32)[..., 0].T
             with np.errstate(invalid="ignore", over="ignore"):
-                values = codes[:groups, token] * pairs[0].astype(np.float64)
-                if zeros:
-                    values = values + pairs[1].astype(np.float64)
+                moved = codes[:groups, token]
+                if zeros:  # (code - zero) * scale, each rounded to f16
+                    moved = (moved + pairs[1].astype(np.float64)).astype(np.float16).astype(np.float64)
+                values = moved * pairs[0].astype(np.float64)
                 to[:, token, 2] = np.ascontiguousarray(values.astype(np.float16)).view(np.uint32)[:, 0]
     rules = tuple(Rule("f32") if use in ("token", "zeros") else Rule("f16", 2, any_nan=True) for *_, use in HELD)
     return {"out": Wanted(out, rules)}

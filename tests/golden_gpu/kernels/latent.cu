@@ -1,5 +1,6 @@
 // latent.cuh: rows copied in every way, columns shared by few threads and by many, weights as operands, and units of scales.
 #include "../../../templates/device/base/types.cuh"
+#include "../../../templates/device/base/fault.cuh"
 #include "../../../templates/device/memory/copy.cuh"
 #include "../../../templates/device/quant/elements.cuh"
 #include "../../../templates/device/quant/quantize.cuh"

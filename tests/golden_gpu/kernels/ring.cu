@@ -81,7 +81,7 @@ extern "C" __global__ void ring_accesses(const uint8_t* in, Vec<uint32_t, 4>* ou
   cp_async_commit();
   cp_async_wait<0>();
   for (uint32_t i = 0; i < 6; ++i) out[32 * i + lane] = held[i][lane];
-  numbers[lane] = (kSharedKb == 227 ? 100 : kSharedKb == 164 ? 200 : 300) + lane;
+  numbers[lane] = (kSharedKb == 228 ? 100 : kSharedKb == 164 ? 200 : 300) + lane;
 }
 
 // Words between others that stay as they are, cleared by 96 threads of 192; then three teams of 64 threads go round as often as each likes:
