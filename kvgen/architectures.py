@@ -93,6 +93,25 @@ def on_cpu(names: Iterable[str]) -> list[str]:
     return [name for name in names if architecture(name).on_cpu]
 
 
+def cpu_targets() -> str:
+    """The targets that the CPU machine executes, for a message: "sm_80, sm_89 and sm_90a"."""
+    *names, last = on_cpu(ARCHS)
+    return f"{', '.join(names)} and {last}"
+
+
+def gpu_targets() -> str:
+    """The compute capabilities that have a target, for a message: "8.x (sm_80, sm_89), 9.0 (sm_90a) or 10.x (sm_100f)"."""
+    by_major: dict[int, list[Architecture]] = {}
+    for one in _TABLE:
+        by_major.setdefault(one.major, []).append(one)
+    *texts, last = (
+        f"{major}.{'x' if any(a.minor is None for a in of) else '/'.join(str(a.minor) for a in of)} "
+        f"({', '.join(a.name for a in of)})"
+        for major, of in by_major.items()
+    )
+    return f"{', '.join(texts)} or {last}"
+
+
 def candidates_for(major: int, minor: int) -> list[Arch]:
     """The targets that run on a GPU of this compute capability, best first: one made for a minor version comes before one
     that covers all of them."""

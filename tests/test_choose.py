@@ -14,6 +14,7 @@ import pytest
 import kvgen
 from kvgen import KernelSet
 from kvgen.architectures import ARCHITECTURES, ARCHS, Architecture
+from kvgen.cli import slow_kernels
 from kvgen.config import find_config
 from kvgen.lowering.attention import choose
 from kvgen.lowering.attention.problem import AttentionCall, Fit, WhyNot
@@ -139,6 +140,16 @@ def test_a_new_architecture_is_a_row_and_a_candidate(monkeypatch: pytest.MonkeyP
     ]
     assert plan.on("sm_99").template == "ops/decode_sm99.cu.j2"
     assert facts(plan, "sm_90a") == facts(before[0], "sm_90a")
+
+
+def test_a_first_candidate_on_cuda_cores_is_not_called_slow() -> None:
+    """A kernel that comes before those on tensor cores is meant to be there; behind them it has the reason of the last."""
+    kernels = ALL["layout_f32"]
+    (op,) = [op for op in kernels.ops if type(op) is Decode][:1]
+    problem = op.problem(kernels)
+    alone = choose.choose((decode.decode_simt,), problem, ("sm_90a",))
+    assert not alone["sm_90a"].why_not and slow_kernels._why_slow(alone) == ""
+    assert slow_kernels._why_slow(choose.choose(decode.CANDIDATES, problem, ("sm_90a",))).startswith("f32 values")
 
 
 # Nobody else asks which architecture it is. ---------------------------------------------------------------------------------

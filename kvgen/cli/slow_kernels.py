@@ -64,8 +64,9 @@ def on_cuda_cores(project: Project) -> list[OnCudaCores]:
 
 
 def _why_slow(choices: Mapping[str, Choice]) -> str:
-    """Why no architecture has tensor cores for the call, by its last candidate with them; "" where one has."""
-    if not all(choice.fit.division.lanes for choice in choices.values()):
+    """Why no architecture has tensor cores for the call, by its last candidate with them; "" where one has, or where the first
+    candidate of an architecture is on CUDA cores."""
+    if not all(choice.fit.division.lanes and choice.why_not for choice in choices.values()):
         return ""
     return next(iter(choices.values())).why_not[-1][1]
 

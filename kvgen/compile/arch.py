@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from kvgen.architectures import ARCHITECTURES, ARCHS, candidates_for
+from kvgen.architectures import ARCHITECTURES, ARCHS, candidates_for, gpu_targets
 from kvgen.compile import nvrtc
 from kvgen.errors import CompileError, DeviceError, SpecError
 
@@ -62,6 +62,5 @@ def select_arch(compute_capability: tuple[int, int], available: Sequence[str]) -
             f"add {wanted} to `arch` in the spec"
         )
     raise DeviceError(
-        f"compute capability {major}.{minor}: no target of kvgen runs on this GPU; "
-        f"it must be 8.x (sm_80, sm_89), 9.0 (sm_90a), 10.x (sm_100f) or 12.x (sm_120f)"
+        f"compute capability {major}.{minor}: no target of kvgen runs on this GPU; it must be {gpu_targets()}"
     )

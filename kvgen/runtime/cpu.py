@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvgen.architectures import architecture, on_cpu
+from kvgen.architectures import architecture, cpu_targets, on_cpu
 from kvgen.errors import ArgumentError, DeviceError
 from kvgen.plan.params import Array
 from kvgen.runtime.arrays import extent
@@ -119,9 +119,9 @@ def _cpu_arch(module: Module, wanted: str | None) -> str:
         raise DeviceError(f"arch: got {wanted}; {module.name} is generated for {', '.join(module.arch)}")
     runs = cpu_archs(module)
     if not runs:
-        raise DeviceError(f"{module.name}: the CPU machine runs sm_80, sm_89 and sm_90a; the spec has none of them")
+        raise DeviceError(f"{module.name}: the CPU machine runs {cpu_targets()}; the spec has none of them")
     if wanted is not None and wanted not in runs:
-        raise DeviceError(f"arch: got {wanted}; the CPU machine runs sm_80, sm_89 and sm_90a; pass {' or '.join(runs)}")
+        raise DeviceError(f"arch: got {wanted}; the CPU machine runs {cpu_targets()}; pass {' or '.join(runs)}")
     return wanted or runs[-1]
 
 

@@ -41,12 +41,23 @@ LISTED: Final = (
     "tokens_begin",
     "state_ids",
     "state_table",
+    "buffer_row_offsets",
+    "entries_indices",
+    "entries_topk_lengths",
+    "fresh",
+    "kept",
+    "moves",
+    "new_ids",
+    "num_ids",
+    "num_moves",
+    "num_page_ids",
+    "num_pairs",
 )
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong, and how it gets into a case. Requests 0 and 2 of five are left as they are by damage of tables."""
+    """Wrong data, and how it gets into a case. Requests 0 and 2 of five are left as they are by damage of tables."""
 
     name: str
     apply: Callable[[Case], None]
