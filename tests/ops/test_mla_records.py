@@ -32,6 +32,7 @@ BLOCKS = Latent(dtype="bf16", page_size=16, quant=Quant(dtype="i8", scale_dtype=
 ROPE_BLOCKS = Latent(
     dtype="bf16", page_size=4, quant_rope=True, quant=Quant(dtype="e4m3", scale_dtype="f32", block=Block(dim=64))
 )
+WORDS = Quant(dtype="e2m1", scale_dtype="f32", place="row")  # rows of 260 bytes: codes come 4 bytes at a time
 ONE_SCALE = Latent(dtype="bf16", page_size=4, quant=Quant(dtype="e4m3", scale_dtype="e8m0", recipe="pow2"))
 
 
@@ -55,6 +56,7 @@ if "KVGEN_FAMILY" in os.environ:
     SETS += [
         record_set("i8_invariant", "sm_80", INTS, 24, split="invariant", chunk=64),
         record_set("wide_nvfp4", "sm_90a", whole_rows(NVFP4), 64, lse_base="2"),
+        record_set("wide_words", "sm_90a", whole_rows(WORDS), 40),
         record_set("wide_inline", "sm_90a", inline(2), 20, out_dtype="f32"),
         record_set("wide_blocks", "sm_90a", BLOCKS, 64, split="invariant", chunk=64),
         record_set("rope_blocks", "sm_90a", ROPE_BLOCKS, 64),
