@@ -322,8 +322,9 @@ def test_no_rows_and_no_requests() -> None:
 
 
 def test_a_padded_batch() -> None:
-    """Without offsets every request has T // B rows."""
-    step(SETS["paged"], plain(60, 45, 90), (45, 45, 45), offsets=False).check()
+    """Without offsets every request has T // B rows: many, or one."""
+    for rows in (45, 1):
+        step(SETS["paged"], plain(60, 45, 90), (rows,) * 3, offsets=False).check()
 
 
 def test_the_workspace_does_not_ask_for_tokens() -> None:
