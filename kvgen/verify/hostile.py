@@ -42,8 +42,6 @@ LISTED: Final = (
     "state_ids",
     "state_table",
     "buffer_row_offsets",
-    "entries_indices",
-    "entries_topk_lengths",
     "fresh",
     "kept",
     "moves",
