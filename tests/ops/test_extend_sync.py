@@ -35,12 +35,18 @@ WITHOUT: Final[dict[str, tuple[str, MissingSync]]] = {
     "expanded scales": ("int4", MissingSync("__syncthreads();  // the tile's scales", "race uninitialised")),
     "copies of a request that is stale": ("int4", MissingSync("cp_async_wait<0>();", "in_flight")),
     "the ring before sums": ("paged", MissingSync("failed = __syncthreads_or(failed);", "race in_flight")),
-    "sums of all warps": ("paged", MissingSync("    __syncthreads();\n", "race uninitialised", which=-1)),
-    "the ring after sums": ("invariant", MissingSync("__syncthreads();  // the ring is free again", "race in_flight")),
-    "sums of all threads": ("paged", MissingSync("  __syncthreads();", "race", path=MERGE)),
+    "sums of all warps": ("paged", MissingSync("__syncthreads();  // the sums are there", "race uninitialised")),
+    "the ring after sums": ("invariant", MissingSync("__syncthreads();  // the sums have been read", "race in_flight")),
+    "sums of all threads": ("paged", MissingSync("  Threads::sync();", "race", path=MERGE)),
     "who is last": ("paged", MissingSync("atom.add.acq_rel.gpu", "race", "atom.add.relaxed.gpu", path=MERGE)),
 }  # fmt: skip
 SOME: Final = ("copies of the tile before", "the ring before sums", "expanded scales")
+
+
+def test_what_a_campaign_leaves_out_is_there(tmp_path: Path) -> None:
+    """Every part stands in the text of its set, so that a change of the text is noticed before the campaign runs."""
+    for n, (which, what) in enumerate(WITHOUT.values()):
+        what.write(SETS[which], tmp_path / str(n))
 
 
 @pytest.mark.parametrize("name", WITHOUT if "KVGEN_FAMILY" in os.environ else SOME)

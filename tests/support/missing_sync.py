@@ -27,8 +27,8 @@ class MissingSync:
     which: int = 0
     path: str = "/extend.cu"
 
-    def package(self, kernels: KernelSet, name: str, folder: Path) -> ModuleType:
-        """The generated package without it, in a folder that is on the path."""
+    def write(self, kernels: KernelSet, folder: Path) -> None:
+        """The generated package without it, to a folder."""
         files = render_device() | render_set(LoadedSet(kernels, "tests/support/missing_sync.py", ""))
         found = 0
         for path, file in files.items():
@@ -38,10 +38,14 @@ class MissingSync:
                 at = [n for n, line in enumerate(lines) if self.part in line][self.which]
                 lines[at] = "" if self.instead is None else lines[at].replace(self.part, self.instead)
                 text, found = "".join(lines), found + 1
-            target = folder / name / path
+            target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         assert found == 1, self.path
+
+    def package(self, kernels: KernelSet, name: str, folder: Path) -> ModuleType:
+        """The generated package without it, in a folder that is on the path."""
+        self.write(kernels, folder / name)
         (folder / name / "__init__.py").touch()
         return importlib.import_module(f"{name}.{kernels.name}")
 
